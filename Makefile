@@ -1,20 +1,20 @@
-# `make demo` shows the whole job on two practice hosts on this machine; `make test` runs every check.
-# Both install what they need into .venv, from exact, hashed versions (requirements.lock).
+# `make demo` shows the main job on two lab hosts on this machine; `make test` runs all checks.
+# Both install their dependencies into .venv, with pinned versions and hashes (requirements.lock).
 
 PYTHON ?= python3
 BIN := .venv/bin
 LAB := /var/lib/vlaunch-lab
 DEBIAN13 := /var/cache/vlaunch-lab/debian13
-# The practice hosts need root (network namespaces, dockerd); everything else does not.
+# Only the lab hosts need root (network namespaces, dockerd).
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 PAIR := $(wildcard tests/integration/test_[1389]_*.py)
 
-.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout plans exports exports-run recipes lock docs reference recording clean-lab
+.PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout contract plans exports exports-run recipes lock docs reference recording clean-lab
 
 demo: .venv/installed
 	$(SUDO) $(VLAUNCH) lab up --install-missing
-	$(VLAUNCH) check $(LAB)/inventory.yaml
+	$(VLAUNCH) check -i $(LAB)/inventory.yaml
 	$(VLAUNCH) up $(LAB)/inventory.yaml
 	$(VLAUNCH) exec --head -- ray status
 	$(VLAUNCH) check-nccl
@@ -22,6 +22,10 @@ demo: .venv/installed
 	$(VLAUNCH) exec --head -- ray status
 	$(VLAUNCH) chat --max-tokens 24 "What is a pipeline stage?"
 	$(VLAUNCH) status
+	mkdir -p out && $(VLAUNCH) front certificate >out/front.pem
+	export OPENAI_API_KEY=$$($(VLAUNCH) front keys add "demo-$$(date +%s)") && \
+		OPENAI_BASE_URL=https://10.77.0.11:8443/v1 SSL_CERT_FILE=out/front.pem \
+		$(BIN)/python examples/openai_client.py "What is a tensor?"
 	$(VLAUNCH) stop
 	rm -rf out/demo
 	$(VLAUNCH) batch --model /data/huggingface/tiny-llama --input examples/data/prompts.txt --max-tokens 24 \
@@ -35,27 +39,30 @@ test: machine
 	$(MAKE) --no-print-directory --jobs 2 lint unit
 	$(MAKE) --no-print-directory processes lab-tests
 
-# sshd for the tests of the transport, Docker and the rest for the practice hosts, a browser for the page of the network check,
-# nft to read the firewall rules. Prometheus is only unpacked: Debian's package would start it.
+# sshd for tests of the transport, Docker and other packages for lab hosts, Chromium for the network report, nft for the firewall
+# rules, HAProxy for the front; Debian's package starts it. Prometheus is only unpacked, for the same reason.
 machine: .venv/installed .venv/prometheus/usr/bin/promtool
 	$(SUDO) $(VLAUNCH) lab install
 	command -v nft >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends nftables; }
 	command -v chromium >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core; }
+	command -v haproxy >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
+		apt-get install --yes --quiet --no-install-recommends haproxy && \
+		{ $(SUDO) systemctl disable --now --quiet haproxy || $(SUDO) service haproxy stop || :; }; }
 
 .venv/prometheus/usr/bin/promtool: | .venv/installed
 	rm -rf .venv/prometheus && mkdir .venv/prometheus && cd .venv/prometheus && \
 		{ apt-get download --quiet prometheus || { $(SUDO) apt-get update --quiet && apt-get download --quiet prometheus; }; } && \
 		dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb
 
-# podman for tests that run exported pods. Debian has its `kube play` since version 13, so a small Debian 13 is made; the tests are
-# skipped where that fails.
+# podman for tests that run exported pods. `podman kube play` needs Debian 13: a small root file system of it is created; the tests
+# are skipped if that fails.
 machine-exports: machine
 	test -d $(DEBIAN13) || { $(SUDO) rm -rf $(DEBIAN13).new && $(SUDO) mkdir -p $(dir $(DEBIAN13)) && \
 		$(SUDO) mmdebstrap --quiet --variant=minbase \
 		--include=podman,runc,catatonit trixie $(DEBIAN13).new && \
-		$(SUDO) mv $(DEBIAN13).new $(DEBIAN13); } || echo "no Debian 13 here: tests of exports that need it are skipped"
+		$(SUDO) mv $(DEBIAN13).new $(DEBIAN13); } || echo "could not create a Debian 13 root: tests of exported pods will be skipped"
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -64,23 +71,23 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh launcher/*/*/*.sh benchmarks/*/*.sh tests/*/*.sh
 
-# Files of tests lie in memory, where there is room and programs may be started: a disk waits at each file that is replaced.
+# Test files are stored in memory if /dev/shm has room and allows programs: on a disk, replacing a file waits for a sync.
 MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts 2>/dev/null || \
 	df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 1000000 { print "TMPDIR=/dev/shm" }')
 
-# With byte code kept, whatever the environment says: compiling all tests anew in each process takes seconds.
+# Keep byte code regardless of the environment: compiling all tests again in every process takes seconds.
 unit: .venv/installed
 	$(MEMORY) PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "not lab and not processes" -n auto --dist worksteal
 
-# Definitions of custom resources, and a checker, for tests of exports; without them those say that they were skipped.
+# Custom resource definitions and a validator for tests of exports, which are skipped without them.
 export VLAUNCH_CRDS ?= $(abspath $(wildcard ../shared/fixtures/kubernetes))
 
-# Agents, sshd, pip and scripts as programs of their own: they wait for one another, and for deadlines.
+# Tests that start agents, sshd, pip and scripts as processes, and wait for them and for deadlines.
 processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
-# In two rows at once, for much of their time is waiting: most of what runs on the cluster of two nodes, and all others. Those have a
-# cluster of three nodes, and take two of them where a test needs a cluster of two. Both rows take about the same time.
+# Two rows in parallel, because they mostly wait: most tests of the two-node cluster, and all others. The others have a three-node
+# cluster, and use two of its nodes for tests of two nodes. Both rows take about the same time.
 lab-tests: .venv/installed
 	$(MAKE) --no-print-directory --jobs 2 lab-tests-pair lab-tests-others
 
@@ -90,19 +97,19 @@ lab-tests-pair: .venv/installed
 lab-tests-others: .venv/installed
 	$(SUDO) env VLAUNCH_PAIR_OF_TRIO=1 $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR:%=--ignore=%)
 
-# Servers and batches that die in every way, several servers at once, a flood, and a login that may do little: an hour and more
-# that `make test` has no room for. The compiler is for what engines compile.
+# Servers and batch jobs under all faults, several servers, a flood of requests, and an unprivileged SSH user: more than an hour, too
+# long for `make test`. The compiler is for kernels that engines compile.
 long-tests: machine-exports
 	command -v g++ >/dev/null && test -e /usr/include/python3.11/Python.h || { $(SUDO) apt-get update --quiet && \
 		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends g++ python3-dev; }
 	$(SUDO) $(BIN)/pytest -q -m long --durations=30
 
-# The fault campaign, or what is missing of it: hours. FAULTS="--verb up --seeds 1" narrows it; results go on where they stopped.
+# The fault campaign: hours. FAULTS="--verb up --seeds 1" narrows it; it resumes after the last recorded result.
 faults: .venv/installed
 	code=0; $(SUDO) $(BIN)/python -m benchmarks.faults $(FAULTS) || code=$$?; $(BIN)/python -m benchmarks.faults --report && exit $$code
 
-# How many of a seeded sample of mutants the unit tests kill: an hour on two cores. MUTANTS="--count 20 --seed 7" is another sample,
-# MUTANTS=--again tests the last one's survivors. cosmic-ray has a .venv of its own, for it is of no use to anything else.
+# The share of a seeded sample of mutants that unit tests kill: an hour on two cores. MUTANTS="--count 20 --seed 7" takes another
+# sample, MUTANTS=--retry tests the survivors of the last one. cosmic-ray has its own .venv because nothing else uses it.
 mutants: .venv/installed .venv/cosmic-ray/installed
 	.venv/cosmic-ray/bin/python benchmarks/mutants.py $(MUTANTS)
 
@@ -111,7 +118,7 @@ mutants: .venv/installed .venv/cosmic-ray/installed
 	.venv/cosmic-ray/bin/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	touch $@
 
-# How hard the code is to read.
+# Figures of readability: lines per file, complexity, names.
 figures: .venv/installed
 	$(BIN)/python -m benchmarks.figures
 
@@ -119,15 +126,20 @@ figures: .venv/installed
 layout: .venv/installed
 	$(BIN)/python -m benchmarks.layout
 
-# Every export of every example inventory through every checker that is here, and a broken copy of each.
+# Compare launcher/upstream with the source of the newest vLLM, Ray and NCCL: downloads 600 MB once, and takes minutes.
+# CONTRACT=--offline uses earlier downloads, CONTRACT=--brief leaves out entries that all versions have; more: CONTRACT=--help.
+contract: .venv/installed
+	$(BIN)/python -m scripts.contract $(CONTRACT)
+
+# All exports of the example inventories, and a broken copy of each, through all installed validators.
 exports: .venv/installed
 	$(BIN)/python -m benchmarks.exports
 
-# Exported pods (by podman) and Prometheus on practice hosts. An hour.
+# Exported pods (by podman) and Prometheus on lab hosts: an hour.
 exports-run: machine-exports
 	$(SUDO) $(BIN)/pytest -q -m long -rs --durations=20 $(wildcard tests/integration/test_m_export_*.py) tests/integration/test_l_metrics.py
 
-# What `vlaunch plan` chooses for each model of its cases on twenty clusters: DP × TP × PP.
+# The layouts (DP × TP × PP) that `vlaunch plan` chooses for its test models on twenty clusters.
 plans: .venv/installed
 	$(BIN)/python -m benchmarks.plan --table
 
@@ -137,11 +149,12 @@ plans: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-# The packaged recipes, from a checkout of github.com/vllm-project/recipes: make recipes FROM=../recipes
+# The packaged recipes, from vLLM's source distribution, with the hardware profiles of a checkout of
+# github.com/vllm-project/recipes: make recipes FROM=vllm-0.33.0.tar.gz PROFILES=../recipes
 recipes: .venv/installed
-	$(BIN)/python -m benchmarks.package_recipes $(FROM)
+	$(BIN)/python -m benchmarks.package_recipes $(FROM) $(PROFILES)
 
-# The newest versions that fit pyproject.toml, with hashes; review the difference. requirements-runtime.lock has those of users.
+# Pin the newest versions that fit pyproject.toml, with hashes; review the difference. requirements-runtime.lock is for users.
 COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --quiet
 lock: .venv/installed
 	$(COMPILE) pyproject.toml --extra dev --python-version 3.10 --output-file requirements.lock

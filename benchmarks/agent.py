@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks import client, engines, health
 from benchmarks.faults.traffic import Traffic
-from benchmarks.flood import find
+from benchmarks.flood import find_server
 from launcher.inventory.load import load
 from launcher.lab import layout, processes
 from launcher.lab.layout import Host
@@ -41,8 +41,8 @@ _COSTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCpu:
-    """Seconds of CPU on one host: the agent's, all containers', every living container process's,
-    and those of the daemons of Docker and SSH with their exited children.
+    """Seconds of CPU on one host: of the agent, of all containers, of each living container
+    process, and of the Docker and SSH daemons with their exited children.
     """
 
     agent: float
@@ -52,8 +52,8 @@ class HostCpu:
 
 
 def read_cpu(host: Host) -> HostCpu:
-    """Read the CPU time of a host so far; exit when no agent runs there."""
-    agent = engines.agent(host)
+    """Read the CPU time of a host so far; exit when no agent runs on it."""
+    agent = engines.find_agent(host)
     if agent is None:
         sys.exit(f"no agent runs on {host.name}")
     living: dict[int, float] = {}
@@ -74,7 +74,7 @@ def read_cpu(host: Host) -> HostCpu:
 
 
 def short_lived_cpu(before: HostCpu, after: HostCpu) -> float:
-    """Return the CPU time of container processes that did not live at both times."""
+    """Return the CPU time of container processes that were not alive at both times."""
     stayed = sum(
         after.living[pid] - seconds for pid, seconds in before.living.items() if pid in after.living
     )
@@ -88,7 +88,7 @@ def _process_cpu(pid: int) -> tuple[float, float]:
 
 
 def _container_cpu(host: Host) -> float:
-    """Return the seconds of CPU that the kernel has counted for all containers of a host."""
+    """Return the seconds of CPU that the kernel counted for all containers of a host."""
     for top in _GROUPS:
         group = top / host.lab / host.name
         if (group / "cpuacct.usage").exists():
@@ -111,7 +111,7 @@ def measure_agents(hosts: Sequence[Host], seconds: float) -> list[float]:
 class Cost:
     """Cost of one command: seconds, and seconds of CPU on this machine and on all hosts together.
 
-    `started` counts processes that ran in the containers only meanwhile.
+    `started` counts processes that ran in the containers only during the command.
     """
 
     seconds: float
@@ -163,7 +163,7 @@ def main() -> int:
     lab = layout.load_lab(inventory.path.parent)
     if lab is None:
         sys.exit(f"{inventory.path} is not a lab's: processes of other hosts are not visible")
-    target = client.endpoint(inventory, find(inventory, args.server))
+    target = client.server_endpoint(inventory, find_server(inventory, args.server))
     hosts = lab.hosts
     print(f"load of the machine {health.read_load()}\n")
     names = [host.name for host in hosts]

@@ -1,4 +1,4 @@
-"""A server as its users have it: what `vlaunch` says of it, and completions from its endpoint."""
+"""A server as its users see it: `vlaunch status`, and completions from its endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.traffic import ask
+from benchmarks.faults.traffic import send_request
 from launcher.app.secrets import resolve
 from launcher.core.domain import Inventory
 
@@ -31,23 +31,24 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where completions come from; `url` ends in `/v1`."""
+    """The endpoint of a server; `url` ends in `/v1`."""
 
     url: str
     model: str
     key: str = ""
 
-    def answers(self, timeout: float = 10.0) -> bool:
-        """Tell whether a completion comes back."""
-        return ask(self.url, self.key, self.model, timeout).ok
+    def is_answering(self, timeout: float = 10.0) -> bool:
+        """Return whether the endpoint answers a request."""
+        return send_request(self.url, self.key, self.model, timeout).ok
 
     def await_answer(self, seconds: float, *, every: float = 0.1) -> float:
-        """Ask until a completion comes back; return when it came, in seconds since 1970.
+        """Send requests until one is answered; return the time of the answer, in seconds since
+        1970.
 
-        Ends the program when none does.
+        Exits at the deadline.
         """
         deadline = time.monotonic() + seconds
-        while not self.answers(max(1.0, deadline - time.monotonic())):
+        while not self.is_answering(max(1.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
                 sys.exit(f"{self.url} gave no completion within {seconds:.0f} s")
             time.sleep(every)
@@ -56,11 +57,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """What one `vlaunch status` said of a server.
+    """A server in one `vlaunch status`.
 
-    `at` (seconds since 1970) is when it had said it, after `took` seconds.
-
-    `oldest` is for how many seconds the keeper's own completion has been waited for.
+    `at` is the time of the answer (seconds since 1970), `took` its duration. `oldest` is the age of
+    the supervisor's own request, in seconds.
     """
 
     at: float
@@ -75,21 +75,21 @@ class ServerView:
 
     @property
     def colour(self) -> str:
-        """Green, yellow or red, as `status` shows it."""
+        """Green, yellow or red, as in `status`."""
         return COLOURS.get(self.state, "red")
 
     @property
     def queue(self) -> bool:
-        """True when it shows requests that run or wait."""
+        """True when requests run or wait."""
         return bool(self.running or self.waiting)
 
 
-def vlaunch(
-    inventory: Inventory, *words: str, timeout: float = 900
+def run_vlaunch(
+    inventory: Inventory, *arguments: str, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
-    """Run `vlaunch` to its end, whatever that is."""
+    """Run `vlaunch`; it may fail."""
     return subprocess.run(
-        [VLAUNCH, *words],
+        [VLAUNCH, *arguments],
         env=environment(inventory),
         capture_output=True,
         text=True,
@@ -99,77 +99,75 @@ def vlaunch(
     )
 
 
-def must(inventory: Inventory, *words: str, timeout: float = 900) -> str:
-    """Run `vlaunch` and return what it printed; shows what it said and ends the program when it
-    fails.
-    """
-    done = vlaunch(inventory, *words, timeout=timeout)
-    if done.returncode != 0:
+def run_checked(inventory: Inventory, *arguments: str, timeout: float = 900) -> str:
+    """Run `vlaunch` and return its output; exit when it fails."""
+    completed = run_vlaunch(inventory, *arguments, timeout=timeout)
+    if completed.returncode != 0:
         sys.exit(
-            f"`vlaunch {' '.join(words)}` ended with"
-            f" {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            f"`vlaunch {' '.join(arguments)}` ended with"
+            f" {completed.returncode}:\n{completed.stdout[-2000:]}{completed.stderr[-2000:]}"
         )
-    return done.stdout
+    return completed.stdout
 
 
 def environment(inventory: Inventory) -> dict[str, str]:
-    """Return the environment in which `vlaunch` works on an inventory."""
+    """Return the environment of `vlaunch` for an inventory."""
     return {**os.environ, "VLAUNCH_INVENTORY": str(inventory.path), "NO_COLOR": "1"}
 
 
-def status(inventory: Inventory) -> list[dict[str, Any]]:
-    """Return what `vlaunch status --json` says of all servers; ends the program when it gives no
-    answer.
-    """
-    done = vlaunch(inventory, "status", "--json", timeout=120)
+def query_servers(inventory: Inventory) -> list[dict[str, Any]]:
+    """Return the servers of `vlaunch status --json`; exit when it fails."""
+    completed = run_vlaunch(inventory, "status", "--json", timeout=120)
     try:
-        return list(json.loads(done.stdout)["servers"])
+        return list(json.loads(completed.stdout)["servers"])
     except (ValueError, KeyError):
-        sys.exit(f"`vlaunch status` gives no answer:\n{done.stderr[-1000:]}")
+        sys.exit(f"`vlaunch status` gives no answer:\n{completed.stderr[-1000:]}")
 
 
-def refuse_servers(inventory: Inventory, why: str) -> None:
-    """End the program when servers run there: what follows would be the end of them, or would be
-    disturbed by them.
-    """
-    if names := [each["name"] for each in status(inventory)]:
+def require_no_servers(inventory: Inventory, reason: str) -> None:
+    """Exit when servers run: the benchmark would end them, or they would disturb it."""
+    if names := [server["name"] for server in query_servers(inventory)]:
         sys.exit(
             f"servers run in this cluster ({', '.join(names)}); `vlaunch stop` them first, for this"
-            f" {why}"
+            f" {reason}"
         )
 
 
-def look(inventory: Inventory, name: str) -> ServerView:
-    """Ask `vlaunch status` about a server."""
+def query_server(inventory: Inventory, name: str) -> ServerView:
+    """Query `vlaunch status` for one server."""
     began = time.time()
-    said = {each["name"]: each for each in status(inventory)}
-    return read(said.get(name, {}), began, time.time())
+    servers = {server["name"]: server for server in query_servers(inventory)}
+    return parse_server(servers.get(name, {}), began, time.time())
 
 
-def read(said: Mapping[str, Any], began: float, ended: float) -> ServerView:
-    """Read what `status --json` says of one server; empty where it knows of none."""
-    load, seen = said.get("load") or {}, said.get("observed") or {}
+def parse_server(payload: Mapping[str, Any], began: float, ended: float) -> ServerView:
+    """Parse a server of `status --json`; an empty mapping is a server that does not exist."""
+    load, observed = payload.get("load") or {}, payload.get("observed") or {}
     return ServerView(
         at=ended,
         took=ended - began,
-        state=str(said.get("state", "none")),
+        state=str(payload.get("state", "none")),
         running=load.get("running"),
         waiting=load.get("waiting"),
         tokens_per_s=load.get("tokens_per_s"),
-        oldest=float(seen.get("asking") or 0.0),
-        generation=int(seen.get("generation") or 0),
-        faults=int(seen.get("fault_count") or 0),
+        oldest=float(observed.get("asking") or 0.0),
+        generation=int(observed.get("generation") or 0),
+        faults=int(observed.get("fault_count") or 0),
     )
 
 
-def endpoint(inventory: Inventory, said: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint of a server that `status --json` has told of, with the inventory's API
-    key.
-    """
-    return Endpoint(url=str(said["endpoint"]), model=str(said["model"]), key=key(inventory))
+def server_endpoint(inventory: Inventory, payload: Mapping[str, Any]) -> Endpoint:
+    """Return the endpoint of a server of `status --json`, with the inventory's API key."""
+    return Endpoint(
+        url=str(payload["endpoint"]), model=str(payload["model"]), key=read_api_key(inventory)
+    )
 
 
-def key(inventory: Inventory) -> str:
-    """Return the API key that clients need; empty where none is asked for."""
-    source = {name: each for name, each in inventory.secrets.items() if name == "VLLM_API_KEY"}
-    return "".join(each.reveal() for each in resolve(source, inventory.path.parent).values())
+def read_api_key(inventory: Inventory) -> str:
+    """Return the API key of clients; empty when none is configured."""
+    source = {
+        name: reference for name, reference in inventory.secrets.items() if name == "VLLM_API_KEY"
+    }
+    return "".join(
+        reference.reveal() for reference in resolve(source, inventory.path.parent).values()
+    )

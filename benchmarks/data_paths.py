@@ -1,5 +1,5 @@
-"""Data paths through the code: the functions of `launcher/` that receive an object on its way, and
-the packages they are in, for an `up`, a `serve` and a batch on simulated nodes.
+"""Data paths through the code: the functions of `launcher/` that receive an object, and their
+packages, for an `up`, a `serve` and a batch on simulated nodes.
 
     pytest -q -s -p tests.conftest benchmarks/data_paths.py
 
@@ -41,7 +41,7 @@ def contains(value: object, matches: Callable[[object], bool], depth: int = DEPT
 
 
 def is_model(value: object) -> bool:
-    """Match the model of a server or a job, and what has it."""
+    """Match the model of a server or a job, and objects that have it."""
     model = getattr(value, "model", "") if is_dataclass(value) else value
     return isinstance(model, str) and model == "org/m"
 
@@ -78,11 +78,11 @@ def trace(title: str, matches: Callable[[object], bool], command: Callable[[], R
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        ran = command()
+        result = command()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    assert ran.code == 0, ran.err
+    assert result.code == 0, result.err
     packages = defaultdict[str, int](int)
     for stop in stops:
         packages[stop.partition("/")[0]] += 1

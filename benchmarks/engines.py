@@ -1,6 +1,4 @@
-"""The processes of servers' engines, seen from the machine that the practice hosts run on: found,
-frozen, thawed.
-"""
+"""Processes of servers' engines, as the machine of the lab hosts sees them: find, freeze, thaw."""
 
 from __future__ import annotations
 
@@ -14,52 +12,56 @@ from launcher.agent.process import MARK
 from launcher.lab import processes
 from launcher.lab.layout import Host
 
-# How Ray names the processes of vLLM's actors: they are Ray's children, and nothing tells whose
-# server they belong to.
+# Ray's names of vLLM's actor processes. They are Ray's children; nothing ties them to a server.
 _RAY = re.compile(r"ray::\S*(?:RayWorker|EngineCore)")
 _AGENT = "vlaunch_agent"
 
 
-def of_server(hosts: Iterable[Host], name: str = "default") -> list[int]:
-    """Return the processes of a server's engine on all hosts, by the machine's numbers; all that
-    Ray runs counts as its own.
+def find_engine_pids(hosts: Iterable[Host], name: str = "default") -> list[int]:
+    """Return the pids of a server's engine on all hosts, as this machine counts them; includes
+    every process of Ray's actors.
     """
-    everything = [each.pid for host in hosts for each in processes.host_processes(host)]
-    # By the session: vLLM's workers write their title over their environment.
-    own = {
+    pids = [process.pid for host in hosts for process in processes.host_processes(host)]
+    # Sessions identify the workers: vLLM overwrites their environment with their title.
+    sessions = {
         session
-        for pid in everything
-        if _marked(pid, name) and (session := _session(pid)) is not None
+        for pid in pids
+        if _is_marked(pid, name) and (session := _session_id(pid)) is not None
     }
     return [
-        pid for pid in everything if _session(pid) in own or _RAY.match(command_line(pid) or "")
+        pid for pid in pids if _session_id(pid) in sessions or _RAY.match(command_line(pid) or "")
     ]
 
 
-def agent(host: Host) -> int | None:
-    """Return the agent of a host's container, None when none runs."""
-    # The first process of a container: only containers have a third level of numbers, the
-    # machine's, the host's, their own.
-    found = (
-        each for each in processes.host_processes(host) if len(each.pids) > 2 and each.pids[-1] == 1
+def find_agent(host: Host) -> int | None:
+    """Return the pid of the agent in a host's container, None when none runs."""
+    # The first process of a container. Only containers have a third level of pids: the machine's,
+    # the host's, their own.
+    first_processes = (
+        process
+        for process in processes.host_processes(host)
+        if len(process.pids) > 2 and process.pids[-1] == 1
     )
-    return next((each.pid for each in found if _AGENT in (command_line(each.pid) or "")), None)
+    return next(
+        (process.pid for process in first_processes if _AGENT in (command_line(process.pid) or "")),
+        None,
+    )
 
 
 def freeze(pids: Iterable[int]) -> None:
-    """Stop processes where they are, as a debugger does."""
+    """Stop processes, as a debugger does."""
     for pid in pids:
         processes.send_signal(pid, signal.SIGSTOP)
 
 
 def thaw(pids: Iterable[int]) -> None:
-    """Let frozen processes go on; nothing happens to others."""
+    """Continue frozen processes; others do not change."""
     for pid in pids:
         processes.send_signal(pid, signal.SIGCONT)
 
 
 def command_line(pid: int) -> str | None:
-    """Return the command line of a process, None when it has ended."""
+    """Return the command line of a process, None when it has exited."""
     try:
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -68,32 +70,34 @@ def command_line(pid: int) -> str | None:
         return None
 
 
-def used(pid: int) -> float:
-    """Return how many seconds of CPU a process has used, its threads' included.
-
-    Raises OSError when it has gone.
+def read_cpu_seconds(pid: int) -> float:
+    """Return the seconds of CPU that a process has used, with its threads. Raises OSError when it
+    has exited.
     """
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident(pid: int) -> int:
-    """Return the bytes of memory that a process holds. Raises OSError when it has gone."""
+def read_resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process in bytes. Raises OSError when it has exited."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _marked(pid: int, name: str) -> bool:
+def _is_marked(pid: int, name: str) -> bool:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    mark = next((word.decode() for word in words if word.startswith(f"{MARK}=".encode())), "")
-    # As `process.mark` makes it: whose agent, the server's name, the generation.
-    _, *found = mark.split(".")
-    return len(found) == 2 and found[0] == name
+    mark = next(
+        (variable.decode() for variable in variables if variable.startswith(f"{MARK}=".encode())),
+        "",
+    )
+    # `process.mark` joins the agent, the server's name and the generation.
+    _, *parts = mark.split(".")
+    return len(parts) == 2 and parts[0] == name
 
 
-def _session(pid: int) -> int | None:
+def _session_id(pid: int) -> int | None:
     try:
         return int(
             Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[3]

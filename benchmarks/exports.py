@@ -1,10 +1,10 @@
-"""Every export of every example inventory through every checker that is here, as one table.
+"""Every export of every example inventory through every installed checker, as one table.
 
     python -m benchmarks.exports          (`make exports`)
 
 A cell says `ok` or `WRONG`; the last row of each kind is a broken copy, which the checker must
-refuse. Checkers that are not here are named, with what would bring them. Exit code 1: something was
-wrong, or a broken copy passed.
+refuse. Missing checkers are listed with the way to install them. Exits with 1 when an export is
+wrong, or a broken copy passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 CRDS = os.environ.get("VLAUNCH_CRDS", "")
 KUBERNETES, BATCH = "kubernetes ", "batch"
-# By the kind of a group: what of it a broken copy has otherwise, by who must refuse that.
+# By kind and checker: a text of the export, and the change that the checker must refuse.
 BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "lws": {
         "CRDs": ("startupProbe:", "startupProbes:"),
@@ -43,8 +43,8 @@ BROKEN: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checker:
-    """A checker: how it is called with files, which of an export it reads, and how a file is broken
-    so that it must refuse it. `missing` says what would bring it here, empty where it is here.
+    """A checker: its command, the files of an export that it reads, and a change to a file that it
+    must refuse. `missing` says how to install it; empty when it is installed.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Checker:
     missing: str = ""
 
 
-def of_kubernetes(kind: str) -> Iterator[Checker]:
+def manifest_checkers(kind: str) -> Iterator[Checker]:
     """Yield the checkers of one kind of manifests."""
     crds = (Path(CRDS) / "validate.py", *sorted(Path(CRDS).glob("*.crd.yaml")), "--")
     argvs: Mapping[str, tuple[str | Path, ...]] = {
@@ -77,17 +77,17 @@ def of_kubernetes(kind: str) -> Iterator[Checker]:
 def checkers() -> Iterator[Checker]:
     """Yield all checkers."""
     for kind in (*KINDS, BATCH):
-        yield from of_kubernetes(kind)
+        yield from manifest_checkers(kind)
     promtool = program("promtool")
-    for words, reads, broken in (
+    for command, reads, broken in (
         (("check", "config", "--syntax-only"), "prometheus.yml", ("job_name: vllm", "job: vllm")),
         (("check", "rules"), "alerts.yml", ("expr: ", "exprs: ")),
         (("test", "rules"), "alerts_test.yml", ("exp_alerts:", "exp_alert:")),
     ):
         yield Checker(
-            name=f"promtool {words[0]} {words[1]}",
+            name=f"promtool {command[0]} {command[1]}",
             kind="prometheus",
-            argv=(promtool or "promtool", *words),
+            argv=(promtool or "promtool", *command),
             reads=reads,
             broken=broken,
             missing="" if promtool else "Prometheus, which `make machine` unpacks",
@@ -95,74 +95,78 @@ def checkers() -> Iterator[Checker]:
 
 
 def export(kind: str, case: str, folder: Path) -> str:
-    """Write an export into a folder; return why that was refused."""
+    """Write an export into a folder; return the error message."""
     if kind == BATCH:
-        return written(job(folder, case), folder / "export.yaml")
+        return run_vlaunch(job(folder, case), folder / "export.yaml")
     kind, _, group = kind.partition(" ")
     name, flags = CASES[case]
-    at = ("-i", str(EXAMPLES / f"{name}.yaml"))
+    inventory = ("-i", str(EXAMPLES / f"{name}.yaml"))
     if kind == "prometheus":
-        return written(["export", kind, *at, "-o", str(folder)], None)
-    return written(["export", kind, *at, *KINDS[group], *flags], folder / "export.yaml")
+        return run_vlaunch(["export", kind, *inventory, "-o", str(folder)], None)
+    return run_vlaunch(["export", kind, *inventory, *KINDS[group], *flags], folder / "export.yaml")
 
 
-def written(words: list[str], printed: Path | None) -> str:
-    """Run the launcher, and keep what it prints; return why it refuses."""
-    done = subprocess.run([BIN / "vlaunch", *words], capture_output=True, text=True, check=False)
-    if printed is not None:
-        printed.write_text(done.stdout)
-    return "" if done.returncode == 0 else done.stderr.splitlines()[0]
+def run_vlaunch(arguments: list[str], output_file: Path | None) -> str:
+    """Run the launcher and save its output; return the error message."""
+    completed = subprocess.run(
+        [BIN / "vlaunch", *arguments], capture_output=True, text=True, check=False
+    )
+    if output_file is not None:
+        output_file.write_text(completed.stdout)
+    return "" if completed.returncode == 0 else completed.stderr.splitlines()[0]
 
 
-def judged(checker: Checker, folder: Path, change: Callable[[str], str]) -> bool:
-    """Run a checker over changed copies of its files, beside the files; true when it passes all."""
+def accepts(checker: Checker, folder: Path, change: Callable[[str], str]) -> bool:
+    """Run a checker over changed copies of its files; return whether it accepts all."""
     passed = True
     for file in sorted(folder.glob(checker.reads)):
         text = change(file.read_text())
         copy = folder / f"copy-{file.name}"
         copy.write_text(text)
-        done = subprocess.run([*checker.argv, copy], capture_output=True, check=False)
+        completed = subprocess.run([*checker.argv, copy], capture_output=True, check=False)
         copy.unlink()
-        passed = passed and done.returncode == 0
+        passed = passed and completed.returncode == 0
     return passed
 
 
-def rows(kind: str, used: list[Checker], base: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield a row for each case of a kind, and one of broken copies."""
+def table_rows(kind: str, columns: list[Checker], base: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield a row for each case of a kind, and one for broken copies."""
     group = kind.removeprefix(KUBERNETES)
     folder = base
     for case in JOB_CASES if kind == BATCH else cases(group):
         folder = base / f"{kind}-{case}"
         folder.mkdir()
         if wrong := export(kind, case, folder):
-            yield case, [f"refused: {wrong}"] * len(used)
+            yield case, [f"refused: {wrong}"] * len(columns)
             continue
-        yield case, ["ok" if judged(each, folder, str) else "WRONG" for each in used]
+        yield case, ["ok" if accepts(column, folder, str) else "WRONG" for column in columns]
 
     def refused(checker: Checker) -> str:
         old, new = checker.broken
-        passed = judged(checker, folder, lambda text: text.replace(old, new, 1))
+        passed = accepts(checker, folder, lambda text: text.replace(old, new, 1))
         return "PASSED" if passed else "refused"
 
-    yield "a broken copy", [refused(each) for each in used]
+    yield "a broken copy", [refused(column) for column in columns]
 
 
 def main() -> int:
     """Print the table."""
-    known, wrong = list(checkers()), False
+    all_checkers, wrong = list(checkers()), False
     with tempfile.TemporaryDirectory() as base:
-        for kind in dict.fromkeys(each.kind for each in known):
-            used = [each for each in known if each.kind == kind and not each.missing]
-            if not used:
+        for kind in dict.fromkeys(checker.kind for checker in all_checkers):
+            installed = [
+                checker for checker in all_checkers if checker.kind == kind and not checker.missing
+            ]
+            if not installed:
                 continue
-            width = max(22, *(len(each.name) + 2 for each in used))
-            print(f"{kind:24}" + "".join(f"{each.name:{width}}" for each in used))
-            for case, cells in rows(kind, used, Path(base)):
+            width = max(22, *(len(checker.name) + 2 for checker in installed))
+            print(f"{kind:24}" + "".join(f"{checker.name:{width}}" for checker in installed))
+            for case, cells in table_rows(kind, installed, Path(base)):
                 print(f"  {case:22}" + "".join(f"{cell:{width}}" for cell in cells), flush=True)
                 wrong = wrong or any(cell in ("WRONG", "PASSED") for cell in cells)
-    for each in known:
-        if each.missing:
-            print(f"SKIP {each.kind} {each.name}: {each.missing}")
+    for checker in all_checkers:
+        if checker.missing:
+            print(f"SKIP {checker.kind} {checker.name}: {checker.missing}")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""How hard the code is to read, in figures: `make figures`.
+"""Readability figures of the code: `make figures`.
 
     python -m benchmarks.figures [FOLDER …] [--over 10]
 
@@ -37,7 +37,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One source file, counted."""
+    """Figures of one source file."""
 
     lines: int
     long: int
@@ -54,15 +54,15 @@ def complexities(folders: Sequence[Path]) -> Mapping[str, Mapping[int, int]]:
         *(sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--select=C901"),
         *("--config=lint.mccabe.max-complexity=0", "--output-format=json", *map(str, folders)),
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     by_file: dict[str, dict[int, int]] = defaultdict(dict)
-    for row in json.loads(ran.stdout):
+    for row in json.loads(result.stdout):
         number = re.search(r"\((\d+) > 0\)", row["message"])
         by_file[row["filename"]][row["location"]["row"]] = int(number[1]) if number else 0
     return by_file
 
 
-def read(path: Path, name: str, complexity: Mapping[int, int]) -> File:
+def measure_file(path: Path, name: str, complexity: Mapping[int, int]) -> File:
     """Count one file; `name` precedes the names of its functions. Raises SyntaxError."""
     text = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
@@ -87,7 +87,7 @@ def read(path: Path, name: str, complexity: Mapping[int, int]) -> File:
 
 
 def _comment_lines(text: str) -> set[int]:
-    """Return the numbers of the lines that hold nothing but a comment."""
+    """Return the numbers of lines that are only a comment."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {
         token.start[0]
@@ -103,13 +103,16 @@ def _docstring_lines(node: ast.AST) -> int:
     return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
 
 
-def table(files: Sequence[File]) -> Iterator[tuple[str, str]]:
+def figure_rows(files: Sequence[File]) -> Iterator[tuple[str, str]]:
     """Yield each figure's name and text."""
-    functions = [each for file in files for each in file.functions]
+    functions = [function for file in files for function in file.functions]
     lines = sum(file.lines for file in files)
     yield "files / lines", f"{len(files)} / {lines:,}"
     yield "file: median / 90th percentile / longest", _spread([file.lines for file in files])
-    yield "function: median / 90th percentile / longest", _spread([f.lines for f in functions])
+    yield (
+        "function: median / 90th percentile / longest",
+        _spread([function.lines for function in functions]),
+    )
     yield (
         "complexity: median / 90th percentile / largest",
         _spread([function.complexity for function in functions]),
@@ -131,24 +134,25 @@ def _spread(values: Sequence[int]) -> str:
 
 
 def main() -> None:
-    """Print the table, or the functions that are too complex, the worst first."""
+    """Print the table, or the most complex functions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[ROOT / "launcher"])
     parser.add_argument("--over", type=int, metavar="N", help="name the functions above N instead")
     args = parser.parse_args()
-    found = (path for folder in args.folders for path in sorted(folder.rglob("*.py")))
+    paths = (path for folder in args.folders for path in sorted(folder.rglob("*.py")))
     complexity = complexities(args.folders)
     files = [
-        read(path, str(path.absolute().relative_to(ROOT)), complexity[str(path.absolute())])
-        for path in found
+        measure_file(path, str(path.absolute().relative_to(ROOT)), complexity[str(path.absolute())])
+        for path in paths
     ]
     if args.over is None:
-        width = max(len(name) for name, _ in table(files))
-        print("\n".join(f"{name:{width}}  {text}" for name, text in table(files)))
+        width = max(len(name) for name, _ in figure_rows(files))
+        print("\n".join(f"{name:{width}}  {text}" for name, text in figure_rows(files)))
         return
-    functions = [each for file in files for each in file.functions if each.complexity > args.over]
-    for each in sorted(functions, key=lambda function: -function.complexity):
-        print(f"{each.complexity:3} {each.where}")
+    functions = [function for file in files for function in file.functions]
+    for function in sorted(functions, key=lambda function: -function.complexity):
+        if function.complexity > args.over:
+            print(f"{function.complexity:3} {function.where}")
 
 
 if __name__ == "__main__":

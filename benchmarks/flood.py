@@ -1,13 +1,13 @@
-"""A flood of requests at one server: whether each is answered, and what `vlaunch status` says
-meanwhile.
+"""A flood of requests at one server: the answers, and `vlaunch status` during the flood.
 
     python -m benchmarks.flood [INVENTORY] [--server NAME] [--requests 1000] [--minutes 10]
-    [--tokens 16] [--json] python -m benchmarks.flood [INVENTORY] --freeze
+    [--tokens 16] [--json]
+    python -m benchmarks.flood [INVENTORY] --freeze
 
-The default inventory is the practice cluster's; the server must be up. So many requests are kept in
-flight for so many minutes: as each ends, another is sent. `--freeze` needs the practice cluster,
-and `serve: {stuck: 60}` in its inventory when the server was started: it stops all of the engine's
-processes (SIGSTOP), first for a moment, then for good. Exits with 1 when a goal is missed.
+The default inventory is the lab cluster's; the server must be up. The given number of requests is
+kept in flight: as each ends, another is sent. `--freeze` needs the lab cluster, and a server
+started with `serve: {stuck: 60}` in its inventory: it stops all of the engine's processes
+(SIGSTOP), first for a moment, then for good. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from launcher.lab import layout
 from launcher.lab.layout import Host
 from launcher.tools.servers import DEFAULT
 
-EVERY = 20.0  # seconds between two looks
+EVERY = 20.0  # seconds between two queries of `status`
 MOMENT = 10.0  # seconds of the short freeze
-# Seconds: the goal for red, twice the least for `suspect`, and the limit for the next answer.
+# Seconds: the goal for red, twice the minimum for `suspect`, and the limit for the next answer.
 RED, BACK = 120.0, 600.0
 _AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
 
 
 @dataclass(slots=True)
 class Flood:
-    """Requests that are kept in flight.
+    """A constant number of requests in flight.
 
-    `open` had no answer yet when it ended; `said` has the first failures.
+    `open` counts requests without an answer at the end; `errors` has the first failures.
     """
 
     target: Endpoint
@@ -52,35 +52,35 @@ class Flood:
     answered: int = 0
     failed: int = 0
     open: int = 0
-    said: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     async def run(self, requests: int, seconds: float) -> None:
-        """Keep so many requests in flight for so many seconds."""
+        """Keep `requests` requests in flight for `seconds` seconds."""
         deadline = time.monotonic() + seconds
-        asking = [asyncio.create_task(self._ask_on(deadline)) for _ in range(requests)]
-        _, late = await asyncio.wait(asking, timeout=seconds)
+        tasks = [asyncio.create_task(self._send_until(deadline)) for _ in range(requests)]
+        _, late = await asyncio.wait(tasks, timeout=seconds)
         self.open = len(late)
-        for each in late:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask_on(self, deadline: float) -> None:
+    async def _send_until(self, deadline: float) -> None:
         while time.monotonic() < deadline:
             try:
-                status = await self._ask()
+                status = await self._send()
             except (OSError, ValueError, IndexError, EOFError) as error:
-                status, said = 0, f"{type(error).__name__}: {error}"
+                status, message = 0, f"{type(error).__name__}: {error}"
             else:
-                said = f"HTTP {status}"
+                message = f"HTTP {status}"
             if status == 200:
                 self.answered += 1
                 continue
             self.failed += 1
-            self.said = [*self.said, said][:5]
+            self.errors = [*self.errors, message][:5]
             await asyncio.sleep(_AFTER_A_FAILURE)
 
-    async def _ask(self) -> int:
-        """Send one request and return its status; an answer that is cut off raises EOFError."""
+    async def _send(self) -> int:
+        """Send one request and return its status; raises EOFError for a truncated answer."""
         url = urlsplit(self.target.url)
         body = {
             "model": self.target.model,
@@ -108,19 +108,19 @@ class Flood:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Something that has to hold, and what was seen."""
+    """A goal, and the result."""
 
     what: str
     seen: str
     met: bool
 
 
-def flooded(flood: Flood, looks: Sequence[ServerView], seconds: float) -> list[Goal]:
-    """Judge a flood by what became of its requests, and by what `status` said."""
-    green = sum(each.colour == "green" for each in looks)
-    shown = sum(each.queue for each in looks)
-    others = sorted({each.state for each in looks if each.colour != "green"})
-    began, ended = (looks[0], looks[-1]) if looks else (None, None)
+def judge_flood(flood: Flood, views: Sequence[ServerView], seconds: float) -> list[Goal]:
+    """Compare the answers and the states of `status` with the goals."""
+    green = sum(view.colour == "green" for view in views)
+    shown = sum(view.queue for view in views)
+    others = sorted({view.state for view in views if view.colour != "green"})
+    began, ended = (views[0], views[-1]) if views else (None, None)
     restarts = ended.generation - began.generation if began and ended else 0
     faults = ended.faults - began.faults if began and ended else 0
     rate = (
@@ -135,13 +135,13 @@ def flooded(flood: Flood, looks: Sequence[ServerView], seconds: float) -> list[G
         ),
         Goal(
             what="`status` is green each time",
-            met=bool(looks) and green == len(looks),
-            seen=f"{green} of {len(looks)}" + (f"; also {', '.join(others)}" if others else ""),
+            met=bool(views) and green == len(views),
+            seen=f"{green} of {len(views)}" + (f"; also {', '.join(others)}" if others else ""),
         ),
         Goal(
             what="and shows the queue",
-            seen=f"{shown} of {len(looks)}",
-            met=bool(looks) and shown == len(looks),
+            seen=f"{shown} of {len(views)}",
+            met=bool(views) and shown == len(views),
         ),
         Goal(
             what="no restart, no fault",
@@ -151,36 +151,38 @@ def flooded(flood: Flood, looks: Sequence[ServerView], seconds: float) -> list[G
     ]
 
 
-def flood(
+def run_flood(
     inventory: Inventory, name: str, target: Endpoint, *, requests: int, seconds: float, tokens: int
 ) -> list[Goal]:
-    """Flood a server, ask `status` meanwhile, and judge."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket a request
-    sent, looks = Flood(target, tokens), list[ServerView]()
+    """Flood a server, query `status` meanwhile, and return the goals."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # one socket per request
+    sent, views = Flood(target, tokens), list[ServerView]()
     thread = threading.Thread(target=lambda: asyncio.run(sent.run(requests, seconds)), daemon=True)
     began = time.monotonic()
     thread.start()
-    while (left := began + seconds - time.monotonic()) > EVERY / 2:
-        time.sleep(min(EVERY, left / 2))
-        looks.append(client.look(inventory, name))
+    while (remaining := began + seconds - time.monotonic()) > EVERY / 2:
+        time.sleep(min(EVERY, remaining / 2))
+        views.append(client.query_server(inventory, name))
         print(
-            f"{time.monotonic() - began:4.0f} s  {_words(looks[-1])}", file=sys.stderr, flush=True
+            f"{time.monotonic() - began:4.0f} s  {_format_view(views[-1])}",
+            file=sys.stderr,
+            flush=True,
         )
     thread.join(seconds + 60)
-    for each in sent.said:
-        print(f"failed: {each}", file=sys.stderr)
-    return flooded(sent, looks, seconds)
+    for message in sent.errors:
+        print(f"failed: {message}", file=sys.stderr)
+    return judge_flood(sent, views, seconds)
 
 
-def _words(seen: ServerView) -> str:
+def _format_view(view: ServerView) -> str:
     queue = (
-        f"{seen.running} running, {seen.waiting} waiting, {seen.tokens_per_s} tokens/s, oldest"
-        f" {seen.oldest:.0f} s"
+        f"{view.running} running, {view.waiting} waiting, {view.tokens_per_s} tokens/s, oldest"
+        f" {view.oldest:.0f} s"
     )
     return (
-        f"{seen.colour:6} {seen.state}: {queue}; generation {seen.generation}, asked for"
-        f" {seen.took:.1f} s"
+        f"{view.colour:6} {view.state}: {queue}; generation {view.generation}, asked for"
+        f" {view.took:.1f} s"
     )
 
 
@@ -190,18 +192,18 @@ def _words(seen: ServerView) -> str:
 def freeze(
     inventory: Inventory, name: str, target: Endpoint, stuck: float, hosts: Sequence[Host]
 ) -> Iterator[Goal]:
-    """Freeze a server's engine on practice hosts for a moment, then for good; yield the results.
+    """Freeze a server's engine on lab hosts for a moment, then for good; yield the goals.
 
     `stuck` is the inventory's `serve: {stuck: SECONDS}`.
     """
-    before = client.look(inventory, name)
-    held = _frozen(hosts, name)
+    before = client.query_server(inventory, name)
+    pids = _freeze_engine(hosts, name)
     try:
         time.sleep(MOMENT)
     finally:
-        engines.thaw(held)
+        engines.thaw(pids)
     target.await_answer(60)
-    after = client.look(inventory, name)
+    after = client.query_server(inventory, name)
     same = (after.generation, after.faults) == (before.generation, before.faults)
     yield Goal(
         what=f"frozen for {MOMENT:.0f} s: nothing happens to it",
@@ -211,20 +213,22 @@ def freeze(
             f" faults, {after.state}"
         ),
     )
-    held, began = _frozen(hosts, name), time.time()
+    pids, began = _freeze_engine(hosts, name), time.time()
     try:
-        red = _until(lambda: (view := client.look(inventory, name)).colour == "red" and view, RED)
+        red = _wait_for_view(
+            lambda: (view := client.query_server(inventory, name)).colour == "red" and view, RED
+        )
         yield Goal(
             what="frozen for good: `status` is red in time",
             met=red is not None,
             seen=f"{red.state} after {red.at - began:.1f} s" if red else f"not within {RED:.0f} s",
         )
-        ended = _until(
-            lambda: (view := client.look(inventory, name)).faults > after.faults and view,
+        ended = _wait_for_view(
+            lambda: (view := client.query_server(inventory, name)).faults > after.faults and view,
             stuck + 60,
         )
     finally:
-        engines.thaw(held)
+        engines.thaw(pids)
     back = target.await_answer(BACK)
     yield Goal(
         what="and it comes back by itself",
@@ -237,50 +241,50 @@ def freeze(
     )
 
 
-def _frozen(hosts: Sequence[Host], name: str) -> list[int]:
-    found = engines.of_server(hosts, name)
-    if not found:
-        sys.exit(f"no process of server `{name}` runs on the practice hosts")
-    engines.freeze(found)
-    print(f"{len(found)} processes of `{name}` are frozen", file=sys.stderr, flush=True)
-    return found
+def _freeze_engine(hosts: Sequence[Host], name: str) -> list[int]:
+    pids = engines.find_engine_pids(hosts, name)
+    if not pids:
+        sys.exit(f"no process of server `{name}` runs on the lab hosts")
+    engines.freeze(pids)
+    print(f"{len(pids)} processes of `{name}` are frozen", file=sys.stderr, flush=True)
+    return pids
 
 
-def _until(seen: Callable[[], ServerView | bool], seconds: float) -> ServerView | None:
-    """Look until something is seen; None when it is not in time."""
+def _wait_for_view(query: Callable[[], ServerView | bool], seconds: float) -> ServerView | None:
+    """Query until `query` returns a view; return None at the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if isinstance(found := seen(), ServerView):
-            return found
+        if isinstance(view := query(), ServerView):
+            return view
     return None
 
 
 # -- The command -----------------------------------------------------------------------------------
 
 
-def report(goals: Sequence[Goal], *, as_json: bool) -> str:
+def format_report(goals: Sequence[Goal], *, as_json: bool) -> str:
     """Return the goals as a table, or as JSON."""
     if as_json:
         return json.dumps(
-            {"goals": [asdict(each) for each in goals], "met": all(each.met for each in goals)}
+            {"goals": [asdict(goal) for goal in goals], "met": all(goal.met for goal in goals)}
         )
-    lines = [f"| {each.what} | {each.seen} | {'met' if each.met else 'missed'} |" for each in goals]
+    lines = [f"| {goal.what} | {goal.seen} | {'met' if goal.met else 'missed'} |" for goal in goals]
     return "\n".join(["| goal | seen | |", "|---|---|---|", *lines])
 
 
-def find(inventory: Inventory, name: str) -> Mapping[str, Any]:
-    """Return what `status` says of a server that answers; ends the program when it does not."""
-    said = {each["name"]: each for each in client.status(inventory)}
-    if name not in said or client.COLOURS.get(said[name]["state"]) != "green":
-        what = (
-            f"it is {said[name]['state']}"
-            if name in said
-            else f"these run: {', '.join(said) or 'none'}"
+def find_server(inventory: Inventory, name: str) -> Mapping[str, Any]:
+    """Return a server of `status` that answers; exit when there is none."""
+    servers = {server["name"]: server for server in client.query_servers(inventory)}
+    if name not in servers or client.COLOURS.get(servers[name]["state"]) != "green":
+        reason = (
+            f"it is {servers[name]['state']}"
+            if name in servers
+            else f"these run: {', '.join(servers) or 'none'}"
         )
         sys.exit(
-            f"server `{name}` does not answer: {what}. Start it: `vlaunch serve --name {name}`"
+            f"server `{name}` does not answer: {reason}. Start it: `vlaunch serve --name {name}`"
         )
-    return said[name]
+    return servers[name]
 
 
 def main() -> int:
@@ -292,7 +296,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--tokens", type=int, default=16, help="tokens of each answer")
     parser.add_argument(
-        "--freeze", action="store_true", help="freeze the engine instead; practice cluster only"
+        "--freeze", action="store_true", help="freeze the engine instead; lab cluster only"
     )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -305,15 +309,14 @@ def main() -> int:
     lab = layout.load_lab(inventory.path.parent)
     if args.freeze and lab is None:
         sys.exit(
-            f"{inventory.path} is no practice cluster's: only there processes are frozen from"
-            " outside"
+            f"{inventory.path} is no lab cluster's: only there processes are frozen from outside"
         )
-    target = client.endpoint(inventory, find(inventory, args.server))
+    target = client.server_endpoint(inventory, find_server(inventory, args.server))
     if args.freeze and lab is not None:
         goals = list(freeze(inventory, args.server, target, inventory.serve.stuck, lab.hosts))
     else:
         seconds = 60 * args.minutes
-        goals = flood(
+        goals = run_flood(
             inventory,
             args.server,
             target,
@@ -321,8 +324,8 @@ def main() -> int:
             seconds=seconds,
             tokens=args.tokens,
         )
-    print(report(goals, as_json=args.json))
-    return 0 if all(each.met for each in goals) else 1
+    print(format_report(goals, as_json=args.json))
+    return 0 if all(goal.met for goal in goals) else 1
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.faults import practice, verbs
-from benchmarks.faults.judge import BAD
-from benchmarks.faults.practice import Practice, Ran
+from benchmarks.faults import verbs
+from benchmarks.faults.judge import RED_VERDICTS
+from benchmarks.faults.testbed import CommandResult, FaultTestbed, start_hosts
 from launcher.agent import state
 from launcher.lab import hosts
 from launcher.lab.layout import Host
@@ -73,7 +73,7 @@ def parse_record(record: Mapping[str, Any], now: float) -> Reading:
 class Watch:
     """A thread that reads the record every `every` seconds while the block is entered."""
 
-    lab: Practice
+    testbed: FaultTestbed
     every: float = 1.0
     readings: list[Reading] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -98,7 +98,7 @@ class Watch:
 
     def _read(self) -> None:
         while not self._over.wait(self.every):
-            record = self.lab.record(state.OBSERVED)
+            record = self.testbed.record(state.OBSERVED)
             self.readings.append(parse_record(record, time.time()))
 
     def first(self, since: float, *verdicts: str) -> Reading | None:
@@ -118,28 +118,28 @@ def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
         "longest_g": round(max((reading.still for reading in readings), default=0.0), 1),
         "s": round(last.longest, 2) if last else 0.0,
         "verdicts": dict(Counter(reading.verdict for reading in readings)),
-        "red": sum(reading.verdict in BAD for reading in readings),
+        "red": sum(reading.verdict in RED_VERDICTS for reading in readings),
         "restarts": last.generation - max(1, first.generation) if first and last else 0,
         "faults": last.faults - first.faults if first and last else 0,
     }
 
 
-def prepare_lab(folder: Path, beside: int) -> Practice:
+def prepare_testbed(folder: Path, instance: int) -> FaultTestbed:
     """Start empty lab hosts and install the patched rank on them."""
     folder.mkdir(parents=True, exist_ok=True)
-    lab = practice.bring_up(folder, beside)
-    verbs.clear(lab)
+    testbed = start_hosts(folder, instance)
+    verbs.reset_hosts(testbed)
     program = Path(__file__).parent / "faults" / "wedged_rank.py"
-    for host in lab.lab.hosts:
+    for host in testbed.lab.hosts:
         trigger = trigger_file(host)
         trigger.parent.mkdir(exist_ok=True)
         trigger.unlink(missing_ok=True)
         shutil.copy(program, trigger.with_name("sitecustomize.py"))
-    return lab
+    return testbed
 
 
 def write_inventory(
-    lab: Practice,
+    testbed: FaultTestbed,
     name: str,
     *,
     env: Mapping[str, str] | None = None,
@@ -147,11 +147,11 @@ def write_inventory(
     serve: Mapping[str, Any] | None = None,
 ) -> str:
     """Write an inventory whose containers load the patched rank, and return its name."""
-    document = yaml.safe_load((lab.folder / "real.yaml").read_text())
+    document = yaml.safe_load((testbed.folder / "real.yaml").read_text())
     document["env"] |= {"PYTHONPATH": f"{document['hf_home']}/{_FOLDER}", **(env or {})}
     document["engine_args"] |= engine or {}
     document["serve"] |= serve or {}
-    (lab.folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    (testbed.folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
     return f"{name}.yaml"
 
 
@@ -160,13 +160,15 @@ def trigger_file(host: Host) -> Path:
     return hosts.hf_home(host) / _FOLDER / "trigger"
 
 
-def run_command(lab: Practice, inventory: str, *arguments: str, timeout: float = 600) -> Ran:
+def run_command(
+    testbed: FaultTestbed, inventory: str, *arguments: str, timeout: float = 600
+) -> CommandResult:
     """Run a `vlaunch` command; exit with its output when it fails."""
-    ran = lab.vlaunch(inventory, *arguments, timeout=timeout)
-    if ran.code != 0:
+    result = testbed.vlaunch(inventory, *arguments, timeout=timeout)
+    if result.code != 0:
         command = " ".join(arguments)
-        raise SystemExit(f"`vlaunch {command}` exited with {ran.code}:\n{ran.said[-3000:]}")
-    return ran
+        raise SystemExit(f"`vlaunch {command}` exited with {result.code}:\n{result.output[-3000:]}")
+    return result
 
 
 def read_load() -> float:
@@ -181,11 +183,16 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a results file; skip truncated ones."""
+    """Read the lines of a results file; skip truncated ones. Exit with 1 if no line remains."""
     lines = []
     for text in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):
             lines.append(json.loads(text))
+    if not lines:
+        raise SystemExit(
+            f"error: {path}: no results to report; the table is unchanged\n"
+            "hint: run the benchmark without --report, or name another file with --results"
+        )
     return lines
 
 

@@ -1,7 +1,7 @@
 """Healthy servers on lab hosts in situations that resemble a rank that hangs: the longest G, S, the
 verdicts read, red samples and restarts. The last two must be 0.
 
-    python -m benchmarks.healthy [--only CASE …] [--backend ray|mp] [--seconds N] [--beside 0-9]
+    python -m benchmarks.healthy [--only CASE …] [--backend ray|mp] [--seconds N] [--instance 0-9]
     [--report]
 
 The supervisor's record is read every second, and `vlaunch status` runs every 20 seconds. Without
@@ -31,9 +31,9 @@ from typing import Any
 from benchmarks import health
 from benchmarks.client import Endpoint
 from benchmarks.faults import host_faults
-from benchmarks.faults.judge import BAD
-from benchmarks.faults.practice import API_KEY, Practice
-from benchmarks.faults.traffic import Traffic, ask
+from benchmarks.faults.judge import RED_VERDICTS
+from benchmarks.faults.testbed import API_KEY, FaultTestbed
+from benchmarks.faults.traffic import Traffic, send_request
 from benchmarks.flood import Flood
 from benchmarks.health import SERVE, Watch
 from launcher.lab.host_configs import MODEL
@@ -69,7 +69,7 @@ _COLUMNS = (
 class Stage:
     """A case that runs: its hosts and parameters, and the notes for its line of results."""
 
-    lab: Practice
+    testbed: FaultTestbed
     inventory: str
     backend: str
     seconds: float
@@ -79,7 +79,7 @@ class Stage:
     @property
     def target(self) -> Endpoint:
         """The server's endpoint."""
-        return Endpoint(url=f"http://{self.lab.head.ip}:8000/v1", model=MODEL, key=API_KEY)
+        return Endpoint(url=f"http://{self.testbed.head.ip}:8000/v1", model=MODEL, key=API_KEY)
 
     def traffic(self, clients: int = 3) -> Traffic:
         """Return clients that send one short request after the other."""
@@ -93,12 +93,12 @@ class Stage:
 
     def note_answer(self) -> None:
         """Send one request, and note whether it failed."""
-        answer = ask(self.target.url, API_KEY, MODEL, 60)
+        answer = send_request(self.target.url, API_KEY, MODEL, 60)
         self.notes |= {"requests": 1, "failed": int(not answer.ok)}
 
     def post(self, path: str) -> int:
         """Post an empty request to a path outside `/v1`; return the HTTP status."""
-        url = f"http://{self.lab.head.ip}:8000{path}"
+        url = f"http://{self.testbed.head.ip}:8000{path}"
         headers = {"Authorization": f"Bearer {API_KEY}"}
         request = urllib.request.Request(url, b"", headers, method="POST")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -163,12 +163,12 @@ def _load_machine(stage: Stage) -> None:
 
 @contextmanager
 def _slow_link(stage: Stage) -> Iterator[None]:
-    worker = stage.lab.lab.hosts[1]
-    host_faults.slow(worker, _RATE)
+    worker = stage.testbed.lab.hosts[1]
+    host_faults.limit_rate(worker, _RATE)
     try:
         yield
     finally:
-        host_faults.unslow(worker)
+        host_faults.unlimit_rate(worker)
 
 
 def _slow_traffic(stage: Stage) -> None:
@@ -201,7 +201,7 @@ def _put_to_sleep(stage: Stage) -> None:
 
 def _read_first_start(stage: Stage) -> None:
     """Note the duration of the first start; its long step is over by now."""
-    stage.notes["first_start"] = stage.lab.record("observed.json").get("first_start")
+    stage.notes["first_start"] = stage.testbed.record("observed.json").get("first_start")
     stage.note_answer()
 
 
@@ -261,32 +261,32 @@ CASES = {
 
 
 def run(
-    lab: Practice, name: str, case: Case, backend: str, args: argparse.Namespace
+    testbed: FaultTestbed, name: str, case: Case, backend: str, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Serve a model, run a case while the verdicts are read, and stop the server."""
     env = {"VLLM_SERVER_DEV_MODE": "1"}
     engine = {**_ENGINE, **case.engine}
     # S is remembered per engine configuration: a different length keeps cases independent
     engine["max_model_len"] -= list(CASES).index(name)
-    inventory = health.write_inventory(lab, f"healthy-{name}", env=env, engine=engine)
-    health.run_command(lab, inventory, "up")
+    inventory = health.write_inventory(testbed, f"healthy-{name}", env=env, engine=engine)
+    health.run_command(testbed, inventory, "up")
     seconds = args.seconds or case.seconds
-    stage = Stage(lab, inventory, backend, seconds, args.tokens or case.tokens)
+    stage = Stage(testbed, inventory, backend, seconds, args.tokens or case.tokens)
     line: dict[str, Any] = {"case": name, "backend": backend, "seconds": seconds}
     line |= {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load": health.read_load()}
     codes: list[int] = []
     done = threading.Event()
     with ExitStack() as stack:
-        watch = stack.enter_context(Watch(lab)) if case.first else None
+        watch = stack.enter_context(Watch(testbed)) if case.first else None
         if case.first:
-            for host in lab.lab.hosts:
+            for host in testbed.lab.hosts:
                 health.trigger_file(host).write_text(f"1 c {min(seconds, _FIRST_STEP)}\n")
-        health.run_command(lab, inventory, *SERVE[backend], timeout=900)
-        watch = watch or stack.enter_context(Watch(lab))
+        health.run_command(testbed, inventory, *SERVE[backend], timeout=900)
+        watch = watch or stack.enter_context(Watch(testbed))
 
         def run_status() -> None:
             while not done.wait(_STATUS):
-                codes.append(lab.vlaunch(inventory, "status", timeout=120).code)
+                codes.append(testbed.vlaunch(inventory, "status", timeout=120).code)
 
         thread = threading.Thread(target=run_status, daemon=True)
         thread.start()
@@ -295,16 +295,16 @@ def run(
         time.sleep(10)
         done.set()
         thread.join(130)
-        codes.append(lab.vlaunch(inventory, "status", timeout=120).code)
+        codes.append(testbed.vlaunch(inventory, "status", timeout=120).code)
     readings = [reading for reading in watch.readings if reading.verdict]
     line |= health.summarize(readings) | {"statuses": len(codes), "exits": sum(map(bool, codes))}
-    warnings = [reading for reading in readings if reading.verdict in (*BAD, "quiet")]
+    warnings = [reading for reading in readings if reading.verdict in (*RED_VERDICTS, "quiet")]
     line["reasons"] = sorted({reading.reason for reading in warnings})[:5]
     line |= stage.notes | {"load_after": health.read_load()}
     line["ok"] = not (line["red"] or line["restarts"] or line["faults"] or line["exits"])
-    for host in lab.lab.hosts:
+    for host in testbed.lab.hosts:
         health.trigger_file(host).unlink(missing_ok=True)
-    lab.vlaunch(inventory, "stop", timeout=180)
+    testbed.vlaunch(inventory, "stop", timeout=180)
     return line
 
 
@@ -340,7 +340,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=list(SERVE), help="instead of the case's own")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=0, help="of a long prompt")
-    parser.add_argument("--beside", type=int, default=0, choices=range(10), metavar="0-9")
+    parser.add_argument("--instance", type=int, default=0, choices=range(10), metavar="0-9")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="run nothing; write the table")
@@ -351,14 +351,14 @@ def main() -> int:
         return 0
     all_good = True
     with tempfile.TemporaryDirectory(prefix="healthy-") as temporary:
-        lab = health.prepare_lab(args.folder or Path(temporary), args.beside)
+        testbed = health.prepare_testbed(args.folder or Path(temporary), args.instance)
         for name in args.only or CASES:
             case = CASES[name]
-            line = run(lab, name, case, args.backend or case.backend, args)
+            line = run(testbed, name, case, args.backend or case.backend, args)
             health.append_line(args.results, line)
             all_good = all_good and line["ok"]
             print(json.dumps(line), file=sys.stderr, flush=True)
-        lab.vlaunch("real.yaml", "down", "--yes", timeout=180)
+        testbed.vlaunch("real.yaml", "down", "--yes", timeout=180)
     return 0 if all_good else 1
 
 

@@ -1,4 +1,4 @@
-"""Draws the bands of the import contract in docs/explanation/architecture.md: `make layout`."""
+"""Diagram of the import contract's bands in docs/explanation/architecture.md: `make layout`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def diagram() -> str:
     return "```text\n" + "\n├─\n".join(blocks) + "\n▼ imports\n```\n"
 
 
-def updated(page: str) -> str:
-    """Return the page with the diagram of today's contract between the markers."""
+def update_page(page: str) -> str:
+    """Return the page with the current diagram between the markers."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{diagram()}\n{END}{rest.partition(END)[2]}"
 
@@ -41,4 +41,4 @@ def _row(package: str, width: int) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(update_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,11 +1,12 @@
-"""How strong the unit tests are: change one place of the code at a time, and see a test fail.
+"""Strength of the unit tests: the share of mutants that they kill.
 
     make mutants [MUTANTS="--count 200 --seed 1"]
 
-cosmic-ray finds the places and makes the changes; a seed chooses a sample of them. A mutant is
-tested in a copy of the checkout: first by the test file of its module, then by that file's folder,
-at last by all unit tests. It survives when none fails. Results are kept, one JSON object a line,
-and a second run continues them; `--again` tests only the survivors.
+A mutant is one change of the code. cosmic-ray finds the places and makes the changes; a seed
+chooses a sample of them. A mutant is tested in a copy of the checkout: first by the test file of
+its module, then by that file's folder, at last by all unit tests. It survives when none fails.
+Results are saved, one JSON object per line, and a second run continues them; `--retry` tests only
+the survivors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.operators.operator import Operator
 
 ROOT = Path(__file__).parents[1]
-# Lab hosts and vLLM's plugin are tested on the lab alone.
+# Only lab tests cover the lab hosts and vLLM's plugin.
 UNTESTED = ("launcher/lab/", "launcher/lab/cpu_platform/")
 OPERATORS = (
     *(
@@ -77,14 +78,14 @@ class DropReturnValue(Operator):
 
 
 def operator(name: str) -> Operator:
-    """Return an operator of cosmic-ray's, or our own, by its name."""
+    """Return an operator of cosmic-ray, or our own, by name."""
     return (
         DropReturnValue() if name == "DropReturnValue" else cosmic_ray.plugins.get_operator(name)()
     )
 
 
-def places() -> list[tuple[str, str, int]]:
-    """Return all places that can be mutated: file, operator, and its occurrence there."""
+def list_places() -> list[tuple[str, str, int]]:
+    """Return all places that can be mutated: file, operator, and its occurrence in the file."""
     operators = {name: operator(name) for name in (*OPERATORS, "DropReturnValue")}
     rows = []
     for path in sorted((ROOT / "launcher").rglob("*.py")):
@@ -93,14 +94,14 @@ def places() -> list[tuple[str, str, int]]:
             continue
         counts = dict.fromkeys(operators, 0)
         for node in ast_nodes(get_ast(path.read_text())):
-            for name, each_operator in operators.items():
-                for _ in each_operator.mutation_positions(node):
+            for name, op in operators.items():
+                for _ in op.mutation_positions(node):
                     rows.append((module, name, counts[name]))
                     counts[name] += 1
     return rows
 
 
-# Their near tests start programs.
+# Their tests are marked `processes`: they start programs.
 _NODE_PROGRAMS = (
     "launcher/agent/",
     "launcher/batch/driver/",
@@ -109,8 +110,8 @@ _NODE_PROGRAMS = (
 )
 
 
-def tests_of(module: str) -> list[tuple[list[str], int]]:
-    """Return the arguments of pytest, with seconds, that are tried in turn."""
+def test_stages(module: str) -> list[tuple[list[str], int]]:
+    """Return the arguments of each pytest run, in order, with its time limit in seconds."""
     folder = Path("tests") / Path(module).parent.relative_to("launcher")
     while not (ROOT / folder).is_dir():
         folder = folder.parent
@@ -126,7 +127,7 @@ def tests_of(module: str) -> list[tuple[list[str], int]]:
 def kill(copy: Path, module: str) -> str:
     """Return the tests that killed the mutant in a copy of the checkout; empty when it survived."""
     env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
-    for arguments, seconds in tests_of(module):
+    for arguments, seconds in test_stages(module):
         command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", *arguments]
         process = subprocess.Popen(
             command,
@@ -164,19 +165,19 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, default=ROOT / ".venv/mutants.jsonl")
-    parser.add_argument("--again", action="store_true", help="test the survivors once more")
+    parser.add_argument("--retry", action="store_true", help="test the survivors once more")
     args = parser.parse_args()
 
-    known = {}
+    results = {}
     if args.results.exists():
         for line in args.results.read_text().splitlines():
             row = json.loads(line)
-            known[row["module"], row["operator"], row["occurrence"]] = row
-    if args.again:
-        sample = [key for key, row in known.items() if not row["killed"]]
+            results[row["module"], row["operator"], row["occurrence"]] = row
+    if args.retry:
+        sample = [key for key, row in results.items() if not row["killed"]]
     else:
-        sample = random.Random(args.seed).sample(places(), args.count)
-        sample = [key for key in sample if key not in known]
+        sample = random.Random(args.seed).sample(list_places(), args.count)
+        sample = [key for key in sample if key not in results]
     copy = ROOT / ".venv/mutants"
     shutil.rmtree(copy, ignore_errors=True)
     ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache")
@@ -195,13 +196,13 @@ def main() -> int:
             "killed": killed,
             "diff": diff,
         }
-        known[module, name, occurrence] = row
+        results[module, name, occurrence] = row
         with args.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{number}/{len(sample)} {module}: {killed or 'SURVIVED'}\n{diff}", flush=True)
-    share = sum(bool(row["killed"]) for row in known.values()) / max(1, len(known))
-    print(f"{len(known)} mutants, {share:.1%} killed; survivors:")
-    for row in known.values():
+    share = sum(bool(row["killed"]) for row in results.values()) / max(1, len(results))
+    print(f"{len(results)} mutants, {share:.1%} killed; survivors:")
+    for row in results.values():
         if not row["killed"]:
             print(f"{row['module']}\n{row['diff']}")
     return 0 if share >= 0.9 else 1

@@ -1,13 +1,13 @@
-"""The planner against what servers printed at their start.
+"""The planner's estimates against the figures that servers printed at their start.
 
     python -m benchmarks.plan [FILE …] [--cases | --table]
 
-For each case: tokens from the measured KV cache (the rules, which must be exact but for the
-rounding of what was printed), weights per GPU, and the KV cache from end to end, with the verdict.
-Beside it what peers' formulas say. The factors of working memory are fitted anew for each source
-without that source, so that no case is judged by constants that it helped to find. Cases that are
-held out are in no fit; they are judged by the planner as it is, in a table of their own. `--table`
-shows instead what is chosen for each model on twenty clusters.
+For each case: tokens from the measured KV cache (exact but for the rounding of printed figures),
+weights per GPU, and the KV cache from end to end, with the verdict; for comparison, peers'
+formulas. The factors of working memory are fitted for each source without that source, so that no
+case is judged by constants that it helped to find. Held-out cases are in no fit; a table of their
+own judges them by the planner's own factors. `--table` shows instead the chosen layout of each
+model on twenty clusters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.plan_case import Case, read, version_of
+from benchmarks.plan_case import Case, parse_cases, parse_version
 from launcher.core import expectations_file as expectations
 from launcher.core.expectations import Expectations
 from launcher.planner import working_memory
@@ -35,7 +35,7 @@ FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "planner"
 _NVLINK = ClusterLink(nvlink=True, rdma=True)
 _FAST = ClusterLink(nvlink=True, rdma=True, gbps=46.0, latency_us=6.0)
 _PCIE = ClusterLink(nvlink=False)
-# nodes, GPUs each, their model, and what connects them
+# nodes, GPUs per node, GPU model, links
 CLUSTERS = {
     "1 × T4": (1, 1, "T4", _PCIE),
     "1 × RTX 4090": (1, 1, "RTX 4090", _PCIE),
@@ -60,12 +60,12 @@ CLUSTERS = {
 }
 _ROUNDS, _STEPS = 3, (0.6, 0.8, 0.9, 1.1, 1.25, 1.6)
 PEERS = ("llm-d", "sparkrun", "weights × 1.2", "GPUStack")
-_LEAST_SHARE = 0.1  # of the budget, of a KV cache whose error counts
+_LEAST_SHARE = 0.1  # of the budget: the error of a smaller KV cache does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """A case, and what its server printed."""
+class MeasuredCase:
+    """A case, and the figures that its server printed."""
 
     case: Case
     model: Architecture
@@ -75,22 +75,22 @@ class Known:
     kv_gib: float | None
     model_gib: float | None
     tokens: int | None
-    held_out: bool
+    excluded: bool
 
 
-def known(path: Path) -> Iterator[Known]:
+def read_cases(path: Path) -> Iterator[MeasuredCase]:
     """Yield the modelled cases of a file."""
     text = path.read_text(encoding="utf-8")
-    for case, raw in zip(read(text), yaml.safe_load(text), strict=True):
+    for case, raw in zip(parse_cases(text), yaml.safe_load(text), strict=True):
         model, expect = case.model(), raw["expect"]
         url = raw["source"] if "http" in raw["source"] else raw["model"]
         printed = None if raw.get("speculative") or not expect.get("fits") else expect["kv_tokens"]
         several = len({layer.kind for layer in model.layers}) > 1
-        if several and version_of(case.vllm_version) < (0, 21):  # blocks / groups × block size
-            held = expect.get("max_concurrency")
-            printed = int(held * case.estimated().length) if held and printed else None
+        if several and parse_version(case.vllm_version) < (0, 21):  # blocks / groups × block size
+            concurrency = expect.get("max_concurrency")
+            printed = int(concurrency * case.estimate().length) if concurrency and printed else None
         if not model.unmodelled_reason:
-            yield Known(
+            yield MeasuredCase(
                 case=case,
                 model=model,
                 name=raw["model"],
@@ -99,47 +99,49 @@ def known(path: Path) -> Iterator[Known]:
                 kv_gib=expect.get("kv_gib"),
                 model_gib=expect.get("model_gib_per_gpu"),
                 tokens=printed,
-                held_out=bool(raw.get("held_out")),
+                excluded=bool(raw.get("held_out")),
             )
 
 
-def error(each: Known, found: Estimate) -> float | None:
-    """Return the error of the KV cache as a share of the measured one; None where it is too small
-    a part of the budget, or not known.
+def kv_error(measured: MeasuredCase, estimate: Estimate) -> float | None:
+    """Return the error of the KV cache as a share of the measured one; None when it is unknown or
+    too small a part of the budget.
     """
-    stage = found.poorest
-    if each.kv_gib is None or not each.case.weights_gib:
+    stage = estimate.poorest
+    if measured.kv_gib is None or not measured.case.weights_gib:
         return None
-    if each.kv_gib < _LEAST_SHARE * stage.budget:
+    if measured.kv_gib < _LEAST_SHARE * stage.budget:
         return None
-    return abs(stage.kv.likely - each.kv_gib) / each.kv_gib
+    return abs(stage.kv.likely - measured.kv_gib) / measured.kv_gib
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a fit needs of one case: what is left after the weights, and the measured KV cache."""
+    """Inputs of a fit from one case: the memory after the weights, and the measured KV cache, in
+    GiB.
+    """
 
     parts: working_memory.Parts
-    left: float
+    remaining: float
     kv: float
 
     def error(self, factors: Mapping[str, working_memory.Factors]) -> float:
-        """Return the error as a share, of which none counts for too much."""
+        """Return the error as a share, at most 0.5."""
         likely = working_memory.sum_parts(self.parts, factors)[1]
-        return min(0.5, abs(self.left - likely - self.kv) / self.kv)
+        return min(0.5, abs(self.remaining - likely - self.kv) / self.kv)
 
 
-def fit_of(each: Known) -> Fit | None:
-    """Return what a case gives to a fit; None when its KV cache is not to be judged."""
-    found = each.case.estimated()
-    if error(each, found) is None or each.kv_gib is None:
+def make_fit(measured: MeasuredCase) -> Fit | None:
+    """Return the fit inputs of a case; None when its KV cache cannot be judged."""
+    estimate = measured.case.estimate()
+    if kv_error(measured, estimate) is None or measured.kv_gib is None:
         return None
-    stage = found.poorest
-    return Fit(stage.parts, stage.budget - stage.weights.likely, each.kv_gib)
+    stage = estimate.poorest
+    return Fit(stage.parts, stage.budget - stage.weights.likely, measured.kv_gib)
 
 
-def fitted(fits: Sequence[Fit]) -> dict[str, working_memory.Factors]:
-    """Fit the likely factors by trying steps of each in turn; they stay in their ranges."""
+def fit_factors(fits: Sequence[Fit]) -> dict[str, working_memory.Factors]:
+    """Fit the likely factors by trying steps of each in turn, within their ranges."""
     factors = dict(working_memory.FACTORS)
     best = statistics.fmean(fit.error(factors) for fit in fits)
     for _ in range(_ROUNDS):
@@ -155,35 +157,43 @@ def fitted(fits: Sequence[Fit]) -> dict[str, working_memory.Factors]:
     return factors
 
 
-def judged(cases: Sequence[Known]) -> list[tuple[Known, Estimate]]:
-    """Work each case out with factors that were fitted to all other sources."""
-    begun, results = dict(working_memory.FACTORS), []
-    fits = [(each.source, fit) for each in cases if (fit := fit_of(each))]
-    for source in dict.fromkeys(each.source for each in cases):
-        working_memory.FACTORS.update(fitted([fit for other, fit in fits if other != source]))
-        results += [(each, each.case.estimated()) for each in cases if each.source == source]
-        working_memory.FACTORS.update(begun)
+def estimate_cases(cases: Sequence[MeasuredCase]) -> list[tuple[MeasuredCase, Estimate]]:
+    """Estimate each case with factors that were fitted to all other sources."""
+    factors, results = dict(working_memory.FACTORS), []
+    fits = [(measured.source, fit) for measured in cases if (fit := make_fit(measured))]
+    for source in dict.fromkeys(measured.source for measured in cases):
+        working_memory.FACTORS.update(fit_factors([fit for other, fit in fits if other != source]))
+        results += [
+            (measured, measured.case.estimate()) for measured in cases if measured.source == source
+        ]
+        working_memory.FACTORS.update(factors)
     return results
 
 
-def blocks_off(each: Known, found: Estimate) -> float | None:
-    """Return how many blocks the tokens of the measured KV cache are off; what was printed is
-    rounded to hundredths of a GiB, and of a request.
+def block_error(measured: MeasuredCase, estimate: Estimate) -> float | None:
+    """Return the error in blocks of the tokens of the measured KV cache, less the rounding of the
+    printed figures (hundredths of a GiB, and of a request).
     """
-    tokens = each.case.tokens_from_kv()
-    if tokens is None or not each.tokens or not each.kv_gib or each.kv_gib < 0 or not found.cache:
+    tokens = measured.case.tokens_from_kv()
+    if (
+        tokens is None
+        or not measured.tokens
+        or not measured.kv_gib
+        or measured.kv_gib < 0
+        or not estimate.cache
+    ):
         return None
-    per_block = found.length / found.cache.per_request
-    rounding = 0.005 * GIB / max(found.cache.block_bytes) + 0.005 * found.cache.per_request
-    return max(0.0, abs(tokens - each.tokens) / per_block - rounding)
+    per_block = estimate.length / estimate.cache.per_request
+    rounding = 0.005 * GIB / max(estimate.cache.block_bytes) + 0.005 * estimate.cache.per_request
+    return max(0.0, abs(tokens - measured.tokens) / per_block - rounding)
 
 
-def peers(each: Known, found: Estimate) -> dict[str, tuple[float, bool]]:
-    """Return KV GiB for each GPU and "fits" by others' formulas (benchmarks/RESULTS.md)."""
-    case, weights = each.case, each.case.weights_gib or 0.0
+def peer_estimates(measured: MeasuredCase, estimate: Estimate) -> dict[str, tuple[float, bool]]:
+    """Return the KV cache in GiB per GPU and "fits" by peers' formulas (benchmarks/RESULTS.md)."""
+    case, weights = measured.case, measured.case.weights_gib or 0.0
     ranks = (case.tp or 1) * (case.pp or 1)
-    budget = found.poorest.budget
-    activation = 8.0 if each.model.experts else 2.5 if each.model.multimodal else 5.5
+    budget = estimate.poorest.budget
+    activation = 8.0 if measured.model.experts else 2.5 if measured.model.multimodal else 5.5
     other = 0.6 if ranks > 1 else 0.15
     llm_d = (budget * ranks - weights - activation - other * ranks) / ranks
     sparkrun = budget - weights / ranks
@@ -201,95 +211,115 @@ def _share(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))] if values else math.nan
 
 
-def table(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
-    """Yield the figures as a table."""
-    mine = [found for each, estimate in results if (found := error(each, estimate)) is not None]
-    inside = [
-        estimate.poorest.kv.low <= each.kv_gib <= estimate.poorest.kv.high
-        for each, estimate in results
-        if each.kv_gib is not None and each.case.weights_gib
+def summary_lines(results: Sequence[tuple[MeasuredCase, Estimate]]) -> Iterator[str]:
+    """Yield the figures."""
+    own_errors = [
+        value
+        for measured, estimate in results
+        if (value := kv_error(measured, estimate)) is not None
     ]
-    off = [found for each, estimate in results if (found := blocks_off(each, estimate)) is not None]
+    inside = [
+        estimate.poorest.kv.low <= measured.kv_gib <= estimate.poorest.kv.high
+        for measured, estimate in results
+        if measured.kv_gib is not None and measured.case.weights_gib
+    ]
+    off = [
+        value
+        for measured, estimate in results
+        if (value := block_error(measured, estimate)) is not None
+    ]
     loaded = {True: list[float](), False: list[float]()}
-    for each, estimate in results:
-        if each.model_gib and each.case.weights_gib:
-            wrong = abs(estimate.stages[0].weights.likely / each.model_gib - 1)
-            loaded[each.model.quantization == "mxfp4"].append(wrong)
-    decided = [(each, estimate) for each, estimate in results if each.case.weights_gib]
+    for measured, estimate in results:
+        if measured.model_gib and measured.case.weights_gib:
+            wrong = abs(estimate.stages[0].weights.likely / measured.model_gib - 1)
+            loaded[measured.model.quantization == "mxfp4"].append(wrong)
+    decided = [(measured, estimate) for measured, estimate in results if measured.case.weights_gib]
     false = [
-        each for each, estimate in decided if not each.fits and judge_estimate(estimate) == "fits"
+        measured
+        for measured, estimate in decided
+        if not measured.fits and judge_estimate(estimate) == "fits"
     ]
     lost = [
-        each
-        for each, estimate in decided
-        if each.fits and judge_estimate(estimate) == "does-not-fit"
+        measured
+        for measured, estimate in decided
+        if measured.fits and judge_estimate(estimate) == "does-not-fit"
     ]
-    yield f"tokens from KV GiB: {sum(found <= 1 for found in off)} of {len(off)} to one block"
+    yield f"tokens from KV GiB: {sum(value <= 1 for value in off)} of {len(off)} to one block"
     yield f"weights per GPU: p90 {_share(loaded[False], 0.9):.1%} of {len(loaded[False])}, " + (
         f"mxfp4 {_share(loaded[True], 0.9):.1%} of {len(loaded[True])}"
     )
-    yield f"KV GiB: median {_share(mine, 0.5):.1%}, p90 {_share(mine, 0.9):.1%} of {len(mine)}"
+    yield (
+        f"KV GiB: median {_share(own_errors, 0.5):.1%}, p90 {_share(own_errors, 0.9):.1%} of"
+        f" {len(own_errors)}"
+    )
     yield f"range holds the truth: {sum(inside)} of {len(inside)}"
     yield f"fits, but did not start: {len(false)}; started, but does not fit: {len(lost)}"
     for name in PEERS:
         errors, right = [], 0
-        for each, estimate in decided:
-            kv, fits = peers(each, estimate)[name]
-            right += fits == bool(each.fits)
-            if error(each, estimate) is not None and each.kv_gib and not math.isnan(kv):
-                errors.append(abs(kv - each.kv_gib) / each.kv_gib)
+        for measured, estimate in decided:
+            kv, fits = peer_estimates(measured, estimate)[name]
+            right += fits == bool(measured.fits)
+            if kv_error(measured, estimate) is not None and measured.kv_gib and not math.isnan(kv):
+                errors.append(abs(kv - measured.kv_gib) / measured.kv_gib)
         kv = f"KV GiB: median {_share(errors, 0.5):.1%}, p90 {_share(errors, 0.9):.1%}; "
         yield f"{name}: {kv if errors else ''}fits right in {right} of {len(decided)}"
 
 
-def rows(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
+def case_lines(results: Sequence[tuple[MeasuredCase, Estimate]]) -> Iterator[str]:
     """Yield a row for each case."""
-    for each, estimate in results:
+    for measured, estimate in results:
         kv = estimate.poorest.kv
         yield (
-            f"{each.case.id:40} KV {kv.low:6.1f} {kv.likely:6.1f} {kv.high:6.1f}, printed"
-            f" {each.kv_gib}; {judge_estimate(estimate)}, started: {each.fits}; blocks off"
-            f" {blocks_off(each, estimate)}"
+            f"{measured.case.id:40} KV {kv.low:6.1f} {kv.likely:6.1f} {kv.high:6.1f}, printed"
+            f" {measured.kv_gib}; {judge_estimate(estimate)}, started: {measured.fits}; blocks off"
+            f" {block_error(measured, estimate)}"
         )
 
 
-def choices(cases: Sequence[Known]) -> Iterator[str]:
-    """Yield a table in Markdown: models of the cases in rows, clusters in columns, and in each cell
-    what is chosen for 16 requests of 8,192 tokens, with a mark where it is tight (~) or does not
-    fit (!).
+def layout_table(cases: Sequence[MeasuredCase]) -> Iterator[str]:
+    """Yield a Markdown table of the chosen layouts: models in rows, clusters in columns.
+
+    The demand is 16 requests of 8,192 tokens; marks: tight (~), does not fit (!).
     """
     gpus = expectations.load_expectations()
     yield "| model, GiB | " + " | ".join(CLUSTERS) + " |"
     yield "|---|" + "---|" * len(CLUSTERS)
-    weighed = [each for each in cases if each.case.weights_gib and each.case.config]
+    weighed = [measured for measured in cases if measured.case.weights_gib and measured.case.config]
     models = {
-        each.name: each for each in sorted(weighed, key=lambda one: one.case.weights_gib or 0)
+        measured.name: measured
+        for measured in sorted(weighed, key=lambda sized: sized.case.weights_gib or 0)
     }
-    for name, each in models.items():
-        cells = [_cell(each, *shape, gpus=gpus) for shape in CLUSTERS.values()]
-        yield f"| {name}, {each.case.weights_gib:.0f} | " + " | ".join(cells) + " |"
+    for name, measured in models.items():
+        cells = [_cell(measured, *shape, gpus=gpus) for shape in CLUSTERS.values()]
+        yield f"| {name}, {measured.case.weights_gib:.0f} | " + " | ".join(cells) + " |"
 
 
 def _cell(
-    each: Known, nodes: int, count: int, gpu: str, link: ClusterLink, *, gpus: Expectations
+    measured: MeasuredCase,
+    nodes: int,
+    count: int,
+    gpu: str,
+    link: ClusterLink,
+    *,
+    gpus: Expectations,
 ) -> str:
-    known_gpu = gpus.gpu(gpu)
-    memory = known_gpu.reported_gib(gpu) if known_gpu else None
+    expectation = gpus.gpu(gpu)
+    memory = expectation.reported_gib(gpu) if expectation else None
     card = GpuModel(name=gpu, memory_gib=memory or 0.0)
     hosts = tuple(PlanHost(name=f"n{at}", gpus=count, gpu=card) for at in range(nodes))
     planned = choose_layout(
         PlanQuestion(
-            model=each.model,
-            weight_bytes=int((each.case.weights_gib or 0) * GIB),
+            model=measured.model,
+            weight_bytes=int((measured.case.weights_gib or 0) * GIB),
             cluster=Cluster(hosts=hosts, link=link),
             demand=Demand(context=8192, requests=16),
         )
     )
-    option = planned.layout
+    layout = planned.layout
     mark = {"fits": "", "tight": " ~", "does-not-fit": " !"}[planned.verdict]
-    experts = "E" if option.experts else ""
-    several = f"{option.servers}·" if option.servers > 1 else ""
-    return f"{several}{option.dp}×{option.tp}×{option.pp}{experts}{mark}"
+    experts = "E" if layout.experts else ""
+    replicas = f"{layout.servers}·" if layout.servers > 1 else ""
+    return f"{replicas}{layout.dp}×{layout.tp}×{layout.pp}{experts}{mark}"
 
 
 def main() -> None:
@@ -298,17 +328,17 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="*", default=sorted(FIXTURES.glob("*.yaml")))
     parser.add_argument("--cases", action="store_true", help="show each case")
     parser.add_argument("--table", action="store_true", help="show choices, DP × TP × PP")
-    asked = parser.parse_args()
-    cases = [each for path in asked.files for each in known(path)]
-    if asked.table:
-        for line in choices(cases):
+    options = parser.parse_args()
+    cases = [measured for path in options.files for measured in read_cases(path)]
+    if options.table:
+        for line in layout_table(cases):
             print(line)
         return
-    held_out = [(each, each.case.estimated()) for each in cases if each.held_out]
-    results = judged([each for each in cases if not each.held_out])
-    for name, part in (("used for the fit", results), ("held out", held_out)):
+    excluded = [(measured, measured.case.estimate()) for measured in cases if measured.excluded]
+    results = estimate_cases([measured for measured in cases if not measured.excluded])
+    for name, part in (("used for the fit", results), ("held out", excluded)):
         print(f"Cases {name}: {len(part)}")
-        for line in (*(rows(part) if asked.cases else ()), *table(part)):
+        for line in (*(case_lines(part) if options.cases else ()), *summary_lines(part)):
             print(f"  {line}")
 
 

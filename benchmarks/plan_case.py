@@ -30,7 +30,7 @@ from launcher.planner.kv_cache import build_cache
 from launcher.planner.weights import GIB, estimate_weight_bytes
 
 _Ranks = Annotated[
-    int, Field(ge=1, le=4096), BeforeValidator(lambda said: 1 if said is None else said)
+    int, Field(ge=1, le=4096), BeforeValidator(lambda value: 1 if value is None else value)
 ]
 _Flag = Annotated[bool, BeforeValidator(bool)]
 _Tokens = Annotated[int, Field(ge=1, le=1 << 28)]
@@ -41,7 +41,7 @@ _EVERY = re.compile(r"every (\d+)(?:st|nd|rd|th) layer (\w+), the others (\w+)")
 
 _VERSION = re.compile(r"v?0\.(\d{1,3})(?!\d)(\.\d|\.dev)?")
 _MONTH = re.compile(r"(20\d\d)-(\d\d)")
-# The minor release that was the newest in a month, from the logs of `tests/fixtures/planner/`.
+# Newest minor release by month, from the logs of `tests/fixtures/planner/`.
 _RELEASES = {
     "2025-02": 7,
     "2025-06": 9,
@@ -80,7 +80,7 @@ class Case(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     id: str = "case"
-    vllm_version: Annotated[str, BeforeValidator(lambda said: str(said or ""))] = ""
+    vllm_version: Annotated[str, BeforeValidator(lambda value: str(value or ""))] = ""
     config: dict[str, Any]
     weights_gib: _Gib | None = None
     gpu: _Gpu
@@ -105,7 +105,7 @@ class Case(BaseModel):
 
     def model(self) -> Architecture:
         """Read the configuration; raises RequestError."""
-        return parse_architecture(_listed(self.config))
+        return parse_architecture(_expand_layers(self.config))
 
     def engine(self, model: Architecture) -> PlannedEngine:
         """Return the engine; raises RequestError for stages that do not fit together."""
@@ -122,7 +122,7 @@ class Case(BaseModel):
             tp=self.tp,
             dp=self.dp,
             nodes=self.nodes,
-            version=version_of(self.vllm_version),
+            version=parse_version(self.vllm_version),
             flags=EngineFlags(
                 utilization=self.gpu_memory_utilization,
                 length=self.max_model_len,
@@ -140,8 +140,8 @@ class Case(BaseModel):
         )
 
     def weight_bytes(self, model: Architecture) -> int:
-        """Return the bytes of the weights, counted where the case lacks them; raises RequestError
-        where they cannot be counted.
+        """Return the bytes of the weights, counted from the architecture where the case has no
+        figure; raises RequestError when that fails.
         """
         size = (
             estimate_weight_bytes(model)
@@ -155,60 +155,61 @@ class Case(BaseModel):
             )
         return size
 
-    def estimated(self) -> Estimate:
+    def estimate(self) -> Estimate:
         """Estimate the memory; raises RequestError."""
         model = self.model()
         return estimate_replica(model, self.weight_bytes(model), self.engine(model))
 
     def tokens_from_kv(self) -> int | None:
-        """Return the tokens that the measured KV cache holds; None where none was measured."""
-        model, known = self.model(), self.expect.kv_gib
-        if known is None or model.unmodelled_reason:
+        """Return the tokens that the measured KV cache holds; None without a measurement."""
+        model, kv_gib = self.model(), self.expect.kv_gib
+        if kv_gib is None or model.unmodelled_reason:
             return None
         engine = self.engine(model)
         limits = engine_limits(model, engine)
         cache = build_cache(model, build_cache_request(model, engine, limits), limits.counts)
-        return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
+        return cache.tokens(cache.blocks([max(0, int(kv_gib * GIB))] * engine.pp))
 
 
-def read(text: str) -> list[Case]:
+def parse_cases(text: str) -> list[Case]:
     """Parse a list of cases; raises pydantic's ValidationError."""
     return TypeAdapter(list[Case]).validate_python(yaml.safe_load(text))
 
 
-def version_of(text: str | None) -> tuple[int, int]:
-    """Return major and minor of a version as people write it, or of the newest in the month of a
-    date; today's where the text has neither. YAML makes 0.1 of 0.10; a build without tags calls
-    itself `0.1.dev7`.
+def parse_version(text: str | None) -> tuple[int, int]:
+    """Return major and minor of a version in free text, or of the newest release in the month of a
+    date; today's without either.
+
+    YAML turns 0.10 into 0.1; a build without tags calls itself `0.1.dev7`.
     """
     match = _VERSION.search(text or "")
     if match and not (match[2] == ".dev" and match[1] == "1"):
         minor = int(match[1])
         return (0, minor * 10 if minor < 4 and not match[2] else minor)
     if month := _MONTH.search(text or ""):
-        known = [minor for when, minor in _RELEASES.items() if when <= month[0]]
-        return (0, known[-1]) if known else (0, min(_RELEASES.values()))
+        minors = [minor for when, minor in _RELEASES.items() if when <= month[0]]
+        return (0, minors[-1]) if minors else (0, min(_RELEASES.values()))
     return versions.CURRENT
 
 
-def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Expand `layer_types` where it is in words."""
-    words, count = config.get("layer_types"), config.get("num_hidden_layers")
-    if not isinstance(words, str) or not isinstance(count, int):
+def _expand_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Expand `layer_types` that is a text."""
+    layer_types, count = config.get("layer_types"), config.get("num_hidden_layers")
+    if not isinstance(layer_types, str) or not isinstance(count, int):
         return config
-    kinds = _in_words(words, min(count, MOST_LAYERS))
+    kinds = _parse_layers(layer_types, min(count, MOST_LAYERS))
     rest = {key: value for key, value in config.items() if key != "layer_types"}
     return {**rest, "layer_types": kinds} if kinds else rest
 
 
-def _in_words(words: str, count: int) -> list[str]:
-    """Return the kind of each layer; [] for unknown words."""
-    if found := _ALTERNATING.match(words):
-        return [found[1 + index % 2] for index in range(count)]
-    if found := _EVERY.match(words):
-        every = max(1, int(found[1]))
-        return [found[3] if (index + 1) % every else found[2] for index in range(count)]
-    counted = [(int(number), kind) for number, kind in _COUNTED.findall(words)]
+def _parse_layers(text: str, count: int) -> list[str]:
+    """Return the kind of each layer; [] for an unknown text."""
+    if match := _ALTERNATING.match(text):
+        return [match[1 + index % 2] for index in range(count)]
+    if match := _EVERY.match(text):
+        every = max(1, int(match[1]))
+        return [match[3] if (index + 1) % every else match[2] for index in range(count)]
+    counted = [(int(number), kind) for number, kind in _COUNTED.findall(text)]
     if sum(number for number, _ in counted) != count:
         return []
     return [kind for number, kind in counted for _ in range(number)]

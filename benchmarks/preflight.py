@@ -1,15 +1,14 @@
-"""Wall time of the preflight's look at 32 hosts, against the slowest single probe plus connection
-set-up.
+"""Wall time of the scan of 32 hosts, compared with the slowest single probe plus connection set-up.
 
     python benchmarks/preflight.py [--hosts 32] [--rounds 5]
 
-One sshd on loopback stands for all hosts, each with an address of its own. The processors of this
-one machine do the work of all hosts, so that a probe among 32 takes far longer than a probe alone:
-the question is what the launcher adds to it. The candidates are `observe` with the survey, as
-`vlaunch check` calls it, and a bare paramiko client that sends the same script in two steps:
-connect to all, then ask all. Its slowest connection plus its slowest probe is the time that is
-compared with. They take turns, several rounds in one run, and medians are shown; interpreter start
-and imports are not counted. The commands that are sent to each host are counted too.
+One sshd on loopback stands for all hosts, each with its own address. This one machine does the work
+of all hosts, so that a probe among 32 takes far longer than a probe alone; the figure is the
+launcher's overhead. The candidates are `observe` with the survey, as `vlaunch check` calls it, and
+a bare paramiko client that sends the same script in two steps: connect to all, then query all. The
+reference is its slowest connection plus its slowest probe. They take turns, several rounds in one
+run, and the tables show medians; interpreter start and imports do not count. The number of commands
+sent to each host is checked too.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from launcher.core.domain import Inventory, Node, Ssh
 from launcher.tools import node_probes as observe
 from launcher.ssh.fleet import Fleet
 
-hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
-ssh = Ssh(user=user, port=port, identity=key, known_hosts=known, connect_timeout=120)
+hosts, port, user, key, known_hosts = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
+ssh = Ssh(user=user, port=port, identity=key, known_hosts=known_hosts, connect_timeout=120)
 nodes = tuple(Node(name=h, host=h, ip=h, gpus=0, head=h == hosts[0], ssh=ssh) for h in hosts)
 inventory = Inventory(path=Path("x"), cluster="bench", image="none", nodes=nodes, accelerator="cpu")
 
@@ -60,7 +59,7 @@ with Fleet(inventory) as fleet:
     facts = observe.observe(inventory, counting, ["none"], survey=True, clock=time.time)
     ended = time.monotonic()
 assert not failed and len(facts) == len(hosts), failed
-assert all(each.survey is not None and each.survey.nics for each in facts.values())
+assert all(host.survey is not None and host.survey.nics for host in facts.values())
 print(json.dumps({
     "wall": ended - began, "connect": connected - began,
     "probe": max(counting.probes), "sent": max(counting.sent.values()),
@@ -73,7 +72,7 @@ from concurrent.futures import ThreadPoolExecutor
 import paramiko
 from launcher.tools import host
 
-hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
+hosts, port, user, key, known_hosts = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 script = shlex.join(host.probe(
     ("docker",), cluster="bench", state_dir="", hf_home="/data/huggingface",
     accelerator="cpu", images=("none",), survey=True,
@@ -84,7 +83,7 @@ pkey = paramiko.Ed25519Key.from_private_key_file(key)
 def connect(host):
     began = time.monotonic()
     client = paramiko.SSHClient()
-    client.load_host_keys(known)
+    client.load_host_keys(known_hosts)
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     client.connect(
         host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False,
@@ -93,21 +92,21 @@ def connect(host):
     return client, time.monotonic() - began
 
 
-def ask(client):
+def probe(client):
     began = time.monotonic()
     stdin, out, err = client.exec_command(script)
     stdin.write(f"{time.time():.6f}\\n".encode())
     stdin.channel.shutdown_write()
-    said = out.read()
+    output = out.read()
     err.read()
-    assert b"@@vlaunch" in said, said[:300]
+    assert b"@@vlaunch" in output, output[:300]
     return time.monotonic() - began
 
 
 began = time.monotonic()
 with ThreadPoolExecutor(len(hosts)) as pool:
     clients = list(pool.map(connect, hosts))
-    probes = list(pool.map(ask, [client for client, _ in clients]))
+    probes = list(pool.map(probe, [client for client, _ in clients]))
 ended = time.monotonic()
 for client, _ in clients:
     client.close()
@@ -127,42 +126,44 @@ def main() -> None:
     )
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    hosts = [f"127.0.0.{number + 1}" for number in range(given.hosts)]
+    options = parser.parse_args()
+    hosts = [f"127.0.0.{number + 1}" for number in range(options.hosts)]
     with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name:
         folder = Path(name)
         port = free_port()
-        key, known = prepare(folder, hosts, port)
-        login = [str(port), getpass.getuser(), str(key), str(known)]
+        key, known_hosts = prepare(folder, hosts, port)
+        login = [str(port), getpass.getuser(), str(key), str(known_hosts)]
         with start(folder, port) as server:
             try:
-                found = measure(hosts, login, given.rounds)
+                results = measure(hosts, login, options.rounds)
             finally:
                 server.terminate()
-    sys.exit(table(found, given.hosts, given.rounds))
+    sys.exit(table(results, options.hosts, options.rounds))
 
 
 def measure(hosts: list[str], login: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Return what each candidate said in each round; they take turns."""
-    these = [(ALL, VLAUNCH, hosts), (BARE, PARAMIKO, hosts), (ALONE, VLAUNCH, hosts[:1])]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in these}
+    """Return the results of each candidate in each round; they take turns."""
+    candidates = [(ALL, VLAUNCH, hosts), (BARE, PARAMIKO, hosts), (ALONE, VLAUNCH, hosts[:1])]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in candidates}
     for number in range(rounds):
-        for name, program, asked in these[number % len(these) :] + these[: number % len(these)]:
-            ran = subprocess.run(
-                [sys.executable, "-c", program, ",".join(asked), *login],
+        for name, program, targets in (
+            candidates[number % len(candidates) :] + candidates[: number % len(candidates)]
+        ):
+            result = subprocess.run(
+                [sys.executable, "-c", program, ",".join(targets), *login],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if ran.returncode != 0:
-                raise SystemExit(f"{name} failed ({ran.returncode}):\n{ran.stderr[-2000:]}")
-            found[name].append(json.loads(ran.stdout))
-            print(f"round {number + 1}: {name}: {found[name][-1]['wall']:.2f} s", file=sys.stderr)
-    return found
+            if result.returncode != 0:
+                raise SystemExit(f"{name} failed ({result.returncode}):\n{result.stderr[-2000:]}")
+            results[name].append(json.loads(result.stdout))
+            print(f"round {number + 1}: {name}: {results[name][-1]['wall']:.2f} s", file=sys.stderr)
+    return results
 
 
-def table(found: dict[str, list[dict[str, float]]], hosts: int, rounds: int) -> int:
-    """Print the medians and how they compare; return the exit code."""
+def table(results: dict[str, list[dict[str, float]]], hosts: int, rounds: int) -> int:
+    """Print the medians and the ratios; return the exit code."""
     print(
         f"Look at {hosts} loopback hosts at once, seconds, median of {rounds} rounds"
         " (lowest-highest of the whole):\n"
@@ -172,22 +173,22 @@ def table(found: dict[str, list[dict[str, float]]], hosts: int, rounds: int) -> 
         " commands a host |"
     )
     print("|---|---|---|---|---|---|")
-    for name, rows in found.items():
+    for name, rows in results.items():
         whole = [row["wall"] for row in rows]
         ratio = statistics.median(row["wall"] / (row["connect"] + row["probe"]) for row in rows)
         connect, probe = (
             statistics.median(row[key] for row in rows) for key in ("connect", "probe")
         )
-        said = f"{statistics.median(whole):.2f} ({min(whole):.2f}-{max(whole):.2f})"
+        times = f"{statistics.median(whole):.2f} ({min(whole):.2f}-{max(whole):.2f})"
         sent = max(row["sent"] for row in rows)
-        print(f"| {name} | {said} | {connect:.2f} | {probe:.2f} | {ratio:.2f}× | {sent:.0f} |")
+        print(f"| {name} | {times} | {connect:.2f} | {probe:.2f} | {ratio:.2f}× | {sent:.0f} |")
     ratios = [
         ours["wall"] / (bare["connect"] + bare["probe"])
-        for ours, bare in zip(found[ALL], found[BARE], strict=True)
+        for ours, bare in zip(results[ALL], results[BARE], strict=True)
     ]
     ratio = statistics.median(ratios)
-    own = statistics.median(row["wall"] / (row["connect"] + row["probe"]) for row in found[ALL])
-    once = all(row["sent"] == 1 for row in found[ALL])
+    own = statistics.median(row["wall"] / (row["connect"] + row["probe"]) for row in results[ALL])
+    once = all(row["sent"] == 1 for row in results[ALL])
     met = max(own, ratio) <= GOAL and once
     print(
         f"\nThe look at all hosts, goal ≤ {GOAL}×: {own:.2f}× its own connection set-up plus"

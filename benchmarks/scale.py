@@ -1,16 +1,15 @@
-"""What the launcher takes as the cluster grows: CPU per node (or, where nodes tell of each other,
-per direction between two), memory, round trips and lines on the screen, for 2 to 256 nodes of 8
-GPUs.
+"""Cost of the launcher as the cluster grows: CPU per node, memory, round trips and output lines.
 
     python -m benchmarks.scale [--nodes 2,16,64,256] [--rounds 3] [--only "up; check"]
 
-The nodes are those of the unit tests, in memory (`tests/simulated.py`); the commands are run as
-people run them, only the fleet is another one. Each figure is from a process of its own, which
-first runs the same on two nodes, so that imports are not counted; sizes take turns, and medians are
-shown. What the simulated nodes take to answer is measured for each command and left out, SSH is not
-there at all (`benchmarks/ssh_fanout.py` has it), and a command that waits sees the clock go on by a
-second with each look. Memory is the most that Python held at once since the command began
-(tracemalloc, in a run that counts nothing else), the nodes' answers included.
+The clusters have 2 to 256 nodes of 8 GPUs. Where nodes report on each other, CPU is per direction
+between two. The nodes are those of the unit tests, in memory (`tests/simulated.py`); the commands
+are real, only the fleet is replaced. Each figure is from a process of its own, which first runs the
+same on two nodes, so that imports do not count; sizes take turns, and the tables show medians. The
+time of the simulated nodes is measured for each command and subtracted, SSH is absent
+(`benchmarks/ssh_fanout.py` has it), and for a command that waits the clock advances by a second
+with each query. Memory is Python's peak since the command began (tracemalloc, in a separate run),
+with the nodes' answers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
 from launcher.inventory.load import load
 from launcher.ssh.fleet import Line
-from tests.command_line import FakeHeld
+from tests.command_line import FakeBackgroundCommand
 from tests.fakes import FakeTransport
 from tests.simulated import Machine, World
 
@@ -53,19 +52,19 @@ NEAR, FAR = 16, 256
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, those that are run before it and not counted, and whether it is watched on a
+    """A command, the commands that run before it and do not count, and whether it writes to a
     terminal.
 
-    `pairs`: nodes tell it of each other node, so that its work is each direction between two.
+    `pairs`: nodes report on each other, so that the work is per direction between two.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     before: tuple[tuple[str, ...], ...] = ()
     terminal: bool = False
     pairs: bool = False
 
     def units(self, nodes: int) -> int:
-        """Return how many things its work is about: nodes, or directions between two."""
+        """Return the number of units of its work: nodes, or directions between two."""
         return nodes * (nodes - 1) if self.pairs else nodes
 
 
@@ -77,15 +76,15 @@ CASES = {
     "status": Case(("status",), (UP,)),
     "check": Case(("check", "--no-hub"), (UP,), pairs=True),
     "check-nccl": Case(("check-nccl",), (UP,), pairs=True),
-    "check-nccl --from-log": Case(("check-nccl", "--from-log", "nccl.log")),
+    "check-nccl --log": Case(("check-nccl", "--log", "nccl.log")),
     "down": Case(("down", "--yes"), (UP,)),
 }
 
 
 @dataclass
 class Figures:
-    """What one command took: CPU in seconds without that of the simulated nodes, bytes, calls of
-    the transport, the most commands that one node was sent, lines on the screen.
+    """Cost of one command: CPU in seconds without the simulated nodes, bytes, calls of the
+    transport, the largest number of commands to one node, output lines.
     """
 
     cpu: float = 0.0
@@ -96,36 +95,38 @@ class Figures:
 
 
 class Screen(io.StringIO):
-    """Where a command writes; it may take this for a terminal."""
+    """The output of a command, optionally a terminal."""
 
     def __init__(self, *, terminal: bool) -> None:
         super().__init__()
         self._terminal = terminal
 
     def isatty(self) -> bool:
-        """Return whether colours and a live display are wanted."""
+        """Return whether the output is a terminal."""
         return self._terminal
 
 
 class Nodes(World):
     """Simulated nodes with a rank per GPU in the network check, as real ones have."""
 
-    def probe(self, machine: Machine, *words: str) -> str:
-        """Return what a node is made of; all are in one subnet, however many they are."""
-        return super().probe(machine, *words).replace('"prefixlen": 24', '"prefixlen": 16')
+    def probe(self, machine: Machine, *arguments: str) -> str:
+        """Return the facts of a node, with a subnet that is large enough for all."""
+        return super().probe(machine, *arguments).replace('"prefixlen": 24', '"prefixlen": 16')
 
-    def network(self, machine: Machine, words: Argv) -> dict[str, Any]:
-        """Return the report of a node: each rank of it measures with its like on every other."""
-        said = super().network(machine, words)
-        name, peers = machine.node.name, list(said["pair_logs"])
-        first = said["ranks"][0]
-        said["ranks"] = [
+    def network(self, machine: Machine, argv: Argv) -> dict[str, Any]:
+        """Return the report of a node: each rank measures with its peer on every other node."""
+        report = super().network(machine, argv)
+        name, peers = machine.node.name, list(report["pair_logs"])
+        first = report["ranks"][0]
+        report["ranks"] = [
             {**first, "rank": first["rank"] * GPUS + gpu, "local_rank": gpu} for gpu in range(GPUS)
         ]
-        said["transfers"] = [
-            {**each, "local_rank": gpu} for each in said["transfers"] for gpu in range(GPUS)
+        report["transfers"] = [
+            {**transfer, "local_rank": gpu}
+            for transfer in report["transfers"]
+            for gpu in range(GPUS)
         ]
-        said["pair_logs"] = {
+        report["pair_logs"] = {
             peer: "".join(
                 f"{name}:{100 + gpu}:{200 + gpu} [{gpu}] NCCL INFO Channel 00/0 : {gpu}[{gpu}] ->"
                 f" {gpu + GPUS}[{gpu}] [{'send' if name < peer else 'receive'}] via"
@@ -134,14 +135,14 @@ class Nodes(World):
             )
             for peer in peers
         }
-        said["log"] = "".join(said["pair_logs"].values())
-        said["collective"]["ranks"] = GPUS * (len(peers) + 1)
-        return said
+        report["log"] = "".join(report["pair_logs"].values())
+        report["collective"]["ranks"] = GPUS * (len(peers) + 1)
+        return report
 
 
 @dataclass
 class Meter:
-    """Simulated nodes, what they took to answer, and what they were asked."""
+    """Simulated nodes, their time, and the commands sent to them."""
 
     world: World
     simulated: float = 0.0
@@ -149,29 +150,30 @@ class Meter:
     commands: Counter[str] = field(default_factory=Counter)
 
     def answers(self, commands: Sequence[Command]) -> list[Answer]:
-        """Answer all commands; the time that takes is counted, but for what the launcher makes of
-        standard input.
-        """
+        """Answer all commands; measure the time, without that of the launcher's standard input."""
         self.trips += 1
         self.commands.update(command.node for command in commands)
         began = time.process_time()
-        sent = [replace(each, stdin=each.stdin and self._input(each.stdin)) for each in commands]
+        sent = [
+            replace(sent_command, stdin=sent_command.stdin and self._input(sent_command.stdin))
+            for sent_command in commands
+        ]
         answers = list(FakeTransport(self.world.answer).run(sent))
         self.simulated += time.process_time() - began
         return answers
 
     def _input(self, stdin: Callable[[], bytes]) -> Callable[[], bytes]:
-        def made() -> bytes:
+        def measured() -> bytes:
             began = time.process_time()
             data = stdin()
             self.simulated -= time.process_time() - began
             return data
 
-        return made
+        return measured
 
 
 def fleet(meter: Meter) -> type[Any]:
-    """Return what stands where `Fleet` does."""
+    """Return a replacement of `Fleet`."""
 
     class Simulated(contextlib.AbstractContextManager["Simulated"]):
         def __init__(self, inventory: Inventory, **_: object) -> None: ...
@@ -181,9 +183,9 @@ def fleet(meter: Meter) -> type[Any]:
         def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
             return {}
 
-        def hold(self, command: Command) -> FakeHeld:
+        def hold(self, command: Command) -> FakeBackgroundCommand:
             meter.commands[command.node] += 1
-            return FakeHeld([Line(node=command.node, text="locked")])
+            return FakeBackgroundCommand([Line(node=command.node, text="locked")])
 
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
             yield from meter.answers(commands)
@@ -201,64 +203,67 @@ def inventory(nodes: int) -> str:
 
 
 def nccl_log(nodes: int) -> str:
-    """Return NCCL's log of all ranks: each tells of its rank, its devices and its links, in a ring
-    through all nodes for each channel.
+    """Return NCCL's log of all ranks: rank, devices and links, in a ring through all nodes for each
+    channel.
     """
     ranks = nodes * GPUS
     lines = []
     for rank in range(ranks):
         node, gpu = divmod(rank, GPUS)
-        who = f"gpu{node + 1:03d}:{1000 + gpu}:{1050 + gpu} [{gpu}] NCCL INFO"
+        prefix = f"gpu{node + 1:03d}:{1000 + gpu}:{1050 + gpu} [{gpu}] NCCL INFO"
         lines += [
             (
-                f"{who} ncclCommInitRank comm 0x{1000 + gpu:x} rank {rank} nranks {ranks} cudaDev"
-                f" {gpu} busId 1b000 commId 0x9a1 - Init START"
+                f"{prefix} ncclCommInitRank comm 0x{1000 + gpu:x} rank {rank} nranks {ranks}"
+                f" cudaDev {gpu} busId 1b000 commId 0x9a1 - Init START"
             ),
-            f"{who} NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.{node}",
+            (
+                f"{prefix} NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO];"
+                f" OOB eth0:10.0.0.{node}"
+            ),
         ]
-        after = (rank + 1) % ranks
+        next_rank = (rank + 1) % ranks
         for channel in range(CHANNELS):
-            via = "P2P/CUMEM" if after // GPUS == node else f"NET/IB/{channel % 2}/GDRDMA"
-            way = "" if after // GPUS == node else " [send]"
+            via = "P2P/CUMEM" if next_rank // GPUS == node else f"NET/IB/{channel % 2}/GDRDMA"
+            suffix = "" if next_rank // GPUS == node else " [send]"
             lines.append(
-                f"{who} Channel {channel:02d}/0 : {rank}[{gpu}] -> {after}[{after % GPUS}]{way}"
-                f" via {via}"
+                f"{prefix} Channel {channel:02d}/0 : {rank}[{gpu}] ->"
+                f" {next_rank}[{next_rank % GPUS}]{suffix} via {via}"
             )
             if gpu == 0:
-                there = (rank - 1) % ranks
+                previous = (rank - 1) % ranks
                 lines.append(
-                    f"{who} Channel {channel:02d}/0 : {there}[{there % GPUS}] -> {rank}[0]"
+                    f"{prefix} Channel {channel:02d}/0 : {previous}[{previous % GPUS}] -> {rank}[0]"
                     f" [receive] via NET/IB/{channel % 2}/GDRDMA"
                 )
     return "\n".join(lines) + "\n"
 
 
 def measure(case: Case, nodes: int, *, memory: bool = False) -> Figures:
-    """Run a command in this process and return what it took; with `memory` only that and what can
-    be counted, for watching it costs time.
+    """Run a command in this process and return its cost; with `memory` only the peak and the
+    counts, because tracing costs time.
 
     Raises:
-        RuntimeError: a command failed; with what it said.
+        RuntimeError: a command failed; with its output.
     """
-    with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name, _here(Path(name)):
+    with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name, _isolated(Path(name)):
         path = Path(name) / "inventory.yaml"
         path.write_text(inventory(nodes))
-        if "nccl.log" in case.words:
+        if "nccl.log" in case.argv:
             (Path(name) / "nccl.log").write_text(nccl_log(nodes))
         world = Nodes(load(path))
-        for words in case.before:
-            _run(world, words)
+        for argv in case.before:
+            _run(world, argv)
         gc.collect()
         gc.freeze()
         try:
-            return _run(world, case.words, terminal=case.terminal, memory=memory)
+            return _run(world, case.argv, terminal=case.terminal, memory=memory)
         finally:
             gc.unfreeze()
 
 
 @contextlib.contextmanager
-def _here(folder: Path) -> Iterator[None]:
-    """Stand in a folder that is also home, so that nothing of this machine is read or written."""
+def _isolated(folder: Path) -> Iterator[None]:
+    """Change to a folder that is also the home, so that no file of this machine is used."""
     homes = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"), str(folder))
     before = Path.cwd()
     with mock.patch.dict(os.environ, homes | {"COLUMNS": "100", "TERM": "xterm-256color"}):
@@ -271,7 +276,7 @@ def _here(folder: Path) -> Iterator[None]:
 
 
 def _run(
-    world: World, words: Sequence[str], *, terminal: bool = False, memory: bool = False
+    world: World, argv: Sequence[str], *, terminal: bool = False, memory: bool = False
 ) -> Figures:
     meter, out, err = Meter(world), Screen(terminal=terminal), Screen(terminal=terminal)
     ticks = itertools.count()
@@ -285,34 +290,34 @@ def _run(
         if memory:
             tracemalloc.start()
         began = time.process_time()
-        code = run_command(list(words))
+        code = run_command(list(argv))
         took = time.process_time() - began - meter.simulated
         peak = tracemalloc.get_traced_memory()[1] if memory else 0
         tracemalloc.stop()
-    said = out.getvalue() + err.getvalue()
+    output = out.getvalue() + err.getvalue()
     if code != 0:
-        raise RuntimeError(f"{' '.join(words)}: exit {code}\n{said[-2000:]}")
+        raise RuntimeError(f"{' '.join(argv)}: exit {code}\n{output[-2000:]}")
     return Figures(
         cpu=took,
         memory=peak,
         trips=meter.trips,
         commands=max(meter.commands.values(), default=0),
-        lines=said.count("\n"),
+        lines=output.count("\n"),
     )
 
 
-def apart(name: str, nodes: int, *, memory: bool) -> Figures:
+def measure_in_process(name: str, nodes: int, *, memory: bool) -> Figures:
     """Measure a case in a process of its own."""
-    words = ["--case", name, "--nodes", str(nodes), *(["--memory"] if memory else [])]
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scale", *words],
+    arguments = ["--case", name, "--nodes", str(nodes), *(["--memory"] if memory else [])]
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scale", *arguments],
         capture_output=True,
         text=True,
         check=False,
     )
-    if ran.returncode != 0:
-        raise SystemExit(f"{name} with {nodes} nodes failed:\n{ran.stderr[-2000:]}")
-    return Figures(**json.loads(ran.stdout))
+    if result.returncode != 0:
+        raise SystemExit(f"{name} with {nodes} nodes failed:\n{result.stderr[-2000:]}")
+    return Figures(**json.loads(result.stdout))
 
 
 def main() -> None:
@@ -325,61 +330,61 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="COMMANDS", help="by semicolons")
     parser.add_argument("--case", choices=CASES, help="measure this one here; print JSON")
     parser.add_argument("--memory", action="store_true", help="with --case: memory, not CPU")
-    given = parser.parse_args()
-    sizes = [int(word) for word in given.nodes.split(",")]
-    if given.case:
-        measure(CASES[given.case], 2)
-        print(json.dumps(asdict(measure(CASES[given.case], sizes[0], memory=given.memory))))
+    options = parser.parse_args()
+    sizes = [int(part) for part in options.nodes.split(",")]
+    if options.case:
+        measure(CASES[options.case], 2)
+        print(json.dumps(asdict(measure(CASES[options.case], sizes[0], memory=options.memory))))
         return
-    names = [word.strip() for word in given.only.split(";") if word.strip()] or list(CASES)
-    found = {}
+    names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
+    results = {}
     for name in names:
-        found[name] = rounds(name, sizes, given.rounds)
-    sys.exit(table(found, sizes, given.rounds))
+        results[name] = run_rounds(name, sizes, options.rounds)
+    sys.exit(table(results, sizes, options.rounds))
 
 
-def rounds(name: str, sizes: Sequence[int], times: int) -> dict[int, list[Figures]]:
-    """Return what a case took with each size, round by round; the memory is in each."""
-    memory = {size: apart(name, size, memory=True).memory for size in sizes}
-    found: dict[int, list[Figures]] = {size: [] for size in sizes}
+def run_rounds(name: str, sizes: Sequence[int], times: int) -> dict[int, list[Figures]]:
+    """Return the cost of a case for each size, by round, with the peak memory."""
+    memory = {size: measure_in_process(name, size, memory=True).memory for size in sizes}
+    results: dict[int, list[Figures]] = {size: [] for size in sizes}
     for _ in range(times):
         for size in sizes:
-            one = replace(apart(name, size, memory=False), memory=memory[size])
-            found[size].append(one)
-            print(f"{name}, {size} nodes: {one.cpu:.3f} s", file=sys.stderr)
-    return found
+            figures = replace(measure_in_process(name, size, memory=False), memory=memory[size])
+            results[size].append(figures)
+            print(f"{name}, {size} nodes: {figures.cpu:.3f} s", file=sys.stderr)
+    return results
 
 
-def table(found: dict[str, dict[int, list[Figures]]], sizes: Sequence[int], times: int) -> int:
-    """Print the medians and how they grow; return the exit code."""
+def table(results: dict[str, dict[int, list[Figures]]], sizes: Sequence[int], times: int) -> int:
+    """Print the medians and their growth; return the exit code."""
     near = NEAR if NEAR in sizes else sizes[0]
     far = FAR if FAR in sizes else sizes[-1]
-    growth = {name: _growth(CASES[name], rows, near, far) for name, rows in found.items()}
+    growth = {name: _growth(CASES[name], rows, near, far) for name, rows in results.items()}
     nodes = " | ".join(map(str, sizes))
     print(f"CPU of the launcher, median of {times} rounds; nodes of {GPUS} GPUs:\n")
     print(
         f"| nodes | {nodes} | {far} against {near} (lowest–highest) |\n"
         f"|---|{'---|' * (len(sizes) + 1)}"
     )
-    for name, rows in found.items():
+    for name, rows in results.items():
         per, scale = ("direction, µs", 1e6) if CASES[name].pairs else ("node, ms", 1e3)
-        each = " | ".join(
+        cells = " | ".join(
             f"{_cpu(rows[size]) * scale / CASES[name].units(size):.1f}" for size in sizes
         )
         low, middle, high = growth[name]
-        print(f"| `{name}`, per {per} | {each} | {middle:.2f}× ({low:.2f}–{high:.2f}) |")
+        print(f"| `{name}`, per {per} | {cells} | {middle:.2f}× ({low:.2f}–{high:.2f}) |")
     print("\nMost memory (MB), calls of the transport, most commands to a node, lines shown:\n")
     print(f"| nodes | {nodes} | calls | commands | lines |\n|---|{'---|' * (len(sizes) + 3)}")
-    for name, rows in found.items():
-        each = " | ".join(f"{rows[size][0].memory / 1e6:.1f}" for size in sizes)
+    for name, rows in results.items():
+        cells = " | ".join(f"{rows[size][0].memory / 1e6:.1f}" for size in sizes)
         counts = [
-            _span([getattr(rows[size][0], what) for size in sizes])
-            for what in ("trips", "commands", "lines")
+            _span([getattr(rows[size][0], field) for size in sizes])
+            for field in ("trips", "commands", "lines")
         ]
         if CASES[name].terminal:
             counts[-1] = "redrawn"
-        print(f"| `{name}` | {each} | {' | '.join(counts)} |")
-    over = [name for name in found if growth[name][1] > GOAL]
+        print(f"| `{name}` | {cells} | {' | '.join(counts)} |")
+    over = [name for name in results if growth[name][1] > GOAL]
     print(
         f"\nGoal: CPU per node, or per direction between two, with {far} nodes ≤ {GOAL}× that with"
         f" {near}: {'missed by ' + ', '.join(over) if over else 'met'}"
@@ -388,13 +393,13 @@ def table(found: dict[str, dict[int, list[Figures]]], sizes: Sequence[int], time
 
 
 def _cpu(rows: Sequence[Figures]) -> float:
-    return statistics.median(each.cpu for each in rows)
+    return statistics.median(figures.cpu for figures in rows)
 
 
 def _growth(
     case: Case, rows: dict[int, list[Figures]], near: int, far: int
 ) -> tuple[float, float, float]:
-    """Return how many times the CPU per node or direction grows: lowest, median and highest of the
+    """Return the growth of the CPU per node or direction: lowest, median and highest of the
     rounds.
     """
     ratios = sorted(
@@ -405,7 +410,7 @@ def _growth(
 
 
 def _span(counts: Sequence[int]) -> str:
-    """Return one number where all are the same, else all of them."""
+    """Return one number when all are equal, else all of them."""
     return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 

@@ -1,13 +1,12 @@
-"""`vlaunch serve` against `vllm serve` typed by hand in the same containers; recovery; and what the
-keeper costs.
+"""`vlaunch serve` against `vllm serve` started by hand in the same containers; recovery; CPU cost.
 
     python -m benchmarks.serve [INVENTORY] [--rounds 3] [--backend ray|mp …] [--only
     start|recovery|cost …]
 
-The default inventory is the practice cluster's, which must be up with nothing running on it. One
-client asks the endpoint for a completion all the time; a start ends with the first that comes back.
-The two ways take turns, in changing order. By hand means the very command lines and variables that
-the keeper uses, each entered on its node at the same time. Ends with 1 when a goal is missed.
+The default inventory is the lab cluster's, which must be up and idle. One client sends requests all
+the time; a start ends with the first answer. The two candidates take turns, in changing order. "By
+hand" uses the supervisor's own argv and variables, started on all nodes at the same time. Exits
+with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -39,41 +38,41 @@ from launcher.tools.site import Site
 
 NAME = "bench"
 GOALS = {"start": 1.05, "rank": 1.1, "head": 1.3, "cpu": 0.01, "memory": 64e6}
-SECONDS = 60.0  # for which the keeper's cost is counted
-_START, _GONE = 900.0, 60.0  # seconds for a first answer, and for an endpoint to fall silent
-_PORT = 8101  # the first of the stand-ins'
+SECONDS = 60.0  # of the measurement of the supervisor's cost
+_START, _GONE = 900.0, 60.0  # seconds until a first answer, and until an endpoint fails
+_PORT = 8101  # of the first stand-in
 _STAND_IN = f"{containers.SERVERS}/bench-stand-in.py"
 _BY_HAND = "/tmp/bench-by-hand"
-# What runs in a container. The log is kept for whoever wonders; the number is the session's, too.
+# Runs in a container. The log stays for debugging; the pid is also the session's.
 _ENTER = f'echo $$ >{_BY_HAND}.pid; exec "$@" >{_BY_HAND}.log 2>&1'
 _STOP = f"""
 import os, signal, time
-lead = int(open("{_BY_HAND}.pid").read())
-def left():
+leader = int(open("{_BY_HAND}.pid").read())
+def running():
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = open(f"/proc/{{name}}/stat").read().rpartition(")")[2].split()
+            fields = open(f"/proc/{{name}}/stat").read().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(words[3]) == lead and words[0] not in "ZX":
+        if int(fields[3]) == leader and fields[0] not in "ZX":
             yield int(name)
-# the first process, then what is left
-for number, meant in (signal.SIGTERM, lambda pid: pid == lead), (signal.SIGKILL, lambda pid: True):
-    for pid in filter(meant, list(left())):
+steps = (signal.SIGTERM, lambda pid: pid == leader), (signal.SIGKILL, lambda pid: True)
+for number, match in steps:  # the session leader, then the rest of the session
+    for pid in filter(match, list(running())):
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             pass
     deadline = time.monotonic() + 30
-    while any(map(meant, left())) and time.monotonic() < deadline:
+    while any(map(match, running())) and time.monotonic() < deadline:
         time.sleep(0.2)
 """
 _KILL = """
 import os, signal, sys
 for name in filter(str.isdigit, os.listdir("/proc")):
     try:
-        said = open(f"/proc/{name}/cmdline", "rb").read()
-        line = said.replace(b"\\0", b" ").decode(errors="replace")
+        argv = open(f"/proc/{name}/cmdline", "rb").read()
+        line = argv.replace(b"\\0", b" ").decode(errors="replace")
     except OSError:
         continue
     if line.startswith(sys.argv[1]):
@@ -84,17 +83,17 @@ sys.exit(f"no process `{sys.argv[1]}`")
 # Seconds of CPU and bytes of memory of the container's first process, which is the agent.
 _COST = """
 import os
-words = open("/proc/1/stat").read().rpartition(")")[2].split()
+fields = open("/proc/1/stat").read().rpartition(")")[2].split()
 pages = int(open("/proc/1/statm").read().split()[1])
-seconds = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 print(seconds, pages * os.sysconf("SC_PAGE_SIZE"))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How long a start took until the first answer: since the command line was entered, and since
-    the engine was asked for.
+    """Seconds of a start until the first answer: from the command, and from the request for the
+    engine.
     """
 
     whole: float
@@ -103,22 +102,22 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One backend on one cluster: the server as the keeper is told of it, and where it answers."""
+    """One backend on one cluster: the server's spec and endpoint."""
 
     inventory: Inventory
     backend: str
-    want: Desired
+    spec: Desired
     target: Endpoint
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The command line of `vlaunch`."""
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of `vlaunch`."""
         return ("serve", "--name", NAME, "--backend", self.backend, "--skip-network-check")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the report: what was measured, its figure, and the goal (None: there is none)."""
+    """A line of the report: the measurement, its figure, and the goal, if any."""
 
     what: str
     seconds: Sequence[float]
@@ -127,16 +126,16 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """True unless it has missed its goal."""
+        """True unless the goal is missed."""
         return self.ratio is None or self.goal is None or self.ratio <= self.goal
 
 
 # -- On the nodes ----------------------------------------------------------------------------------
 
 
-def on(node: Node, *argv: str, stdin: str = "", timeout: float = 120) -> str:
-    """Run a command on a node and return what it printed; ends the program when it fails."""
-    done = subprocess.run(
+def run_on_node(node: Node, *argv: str, stdin: str = "", timeout: float = 120) -> str:
+    """Run a command on a node and return its output; exit when it fails."""
+    completed = subprocess.run(
         [*shlex.split(ssh(node)), shlex.join(argv)],
         input=stdin,
         capture_output=True,
@@ -144,55 +143,67 @@ def on(node: Node, *argv: str, stdin: str = "", timeout: float = 120) -> str:
         timeout=timeout,
         check=False,
     )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         sys.exit(
             f"{node.name}: {shlex.join(argv)[:200]} ended with"
-            f" {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-1500:]}"
+            f" {completed.returncode}:\n{completed.stdout[-500:]}{completed.stderr[-1500:]}"
         )
-    return done.stdout
+    return completed.stdout
 
 
-def inside(inventory: Inventory, node: Node, *argv: str, stdin: str = "") -> str:
-    """Run a command in a node's container and return what it printed."""
-    given = ("--interactive",) if stdin else ()
-    return on(
-        node, *node.docker, "exec", *given, Site(inventory).container_name(node), *argv, stdin=stdin
+def run_in_container(inventory: Inventory, node: Node, *argv: str, stdin: str = "") -> str:
+    """Run a command in a node's container and return its output."""
+    options = ("--interactive",) if stdin else ()
+    return run_on_node(
+        node,
+        *node.docker,
+        "exec",
+        *options,
+        Site(inventory).container_name(node),
+        *argv,
+        stdin=stdin,
     )
 
 
-def read(inventory: Inventory, name: str, file: str) -> Any:
-    """Return what a file of a server holds on the head; None when it is not there."""
+def read_server_file(inventory: Inventory, name: str, file: str) -> Any:
+    """Read a JSON file of a server on the head; None without the file."""
     path = state.server_file(name, file, containers.SERVERS)
-    text = inside(inventory, inventory.head, "sh", "-c", 'cat "$1" 2>/dev/null; true', "cat", path)
+    text = run_in_container(
+        inventory, inventory.head, "sh", "-c", 'cat "$1" 2>/dev/null; true', "cat", path
+    )
     return json.loads(text) if text.strip() else None
 
 
-def written(inventory: Inventory, name: str) -> float:
-    """Return when a server was asked for, by this machine's clock."""
+def spec_time(inventory: Inventory, name: str) -> float:
+    """Return the time of a server's spec, by this machine's clock."""
     path = state.server_file(name, state.DESIRED, containers.SERVERS)
     program = f"import os, time; print(time.time() - os.stat({path!r}).st_mtime)"
-    return time.time() - float(inside(inventory, inventory.head, "python3", "-c", program))
+    return time.time() - float(
+        run_in_container(inventory, inventory.head, "python3", "-c", program)
+    )
 
 
 # -- Starts ----------------------------------------------------------------------------------------
 
 
 def prepare(inventory: Inventory, backend: str) -> Bench:
-    """Start a server once, which warms the caches up and tells how the keeper starts it."""
-    client.must(inventory, "serve", "--name", NAME, "--backend", backend, "--skip-network-check")
-    want = desired.parse_spec(read(inventory, NAME, state.DESIRED))
-    client.must(inventory, "stop", NAME)
-    url = endpoints.endpoint_url(inventory, want.host, want.port, want.api_node)
-    target = Endpoint(url=url, model=want.model, key=client.key(inventory))
-    return Bench(inventory=inventory, backend=backend, want=want, target=target)
+    """Start a server once, which warms the caches and yields its spec."""
+    client.run_checked(
+        inventory, "serve", "--name", NAME, "--backend", backend, "--skip-network-check"
+    )
+    spec = desired.parse_spec(read_server_file(inventory, NAME, state.DESIRED))
+    client.run_checked(inventory, "stop", NAME)
+    url = endpoints.endpoint_url(inventory, spec.host, spec.port, spec.api_node)
+    target = Endpoint(url=url, model=spec.model, key=client.read_api_key(inventory))
+    return Bench(inventory=inventory, backend=backend, spec=spec, target=target)
 
 
 @contextmanager
-def by_vlaunch(bench: Bench) -> Iterator[Start]:
-    """Start by `vlaunch serve`; the server is there while the block is entered."""
+def started_by_vlaunch(bench: Bench) -> Iterator[Start]:
+    """Start with `vlaunch serve`; the server runs inside the block."""
     began = time.time()
     with subprocess.Popen(
-        [client.VLAUNCH, *bench.words],
+        [client.VLAUNCH, *bench.arguments],
         env=client.environment(bench.inventory),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -201,34 +212,34 @@ def by_vlaunch(bench: Bench) -> Iterator[Start]:
         answered = bench.target.await_answer(_START)
         process.wait(120)
     try:
-        yield Start(whole=answered - began, engine=answered - written(bench.inventory, NAME))
+        yield Start(whole=answered - began, engine=answered - spec_time(bench.inventory, NAME))
     finally:
-        client.must(bench.inventory, "stop", NAME)
+        client.run_checked(bench.inventory, "stop", NAME)
 
 
 @contextmanager
-def by_hand(bench: Bench) -> Iterator[Start]:
-    """Start what the keeper would start, on all nodes at once; it is there while the block is
-    entered.
+def started_by_hand(bench: Bench) -> Iterator[Start]:
+    """Start the same processes on all nodes at once, without a supervisor; they run inside the
+    block.
     """
     inventory, nodes = (
         bench.inventory,
-        [bench.inventory.node(each.node) for each in bench.want.processes],
+        [bench.inventory.node(process.node) for process in bench.spec.processes],
     )
-    called = [
-        [*shlex.split(ssh(node)), entered(bench, process)]
-        for node, process in zip(nodes, bench.want.processes, strict=True)
+    argvs = [
+        [*shlex.split(ssh(node)), node_command(bench, process)]
+        for node, process in zip(nodes, bench.spec.processes, strict=True)
     ]
     began = time.time()
-    typed = [
+    clients = [
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        for argv in called
+        for argv in argvs
     ]
     starts = []
-    for each in typed:
-        out, _ = each.communicate(timeout=60)
-        if each.returncode != 0:
-            sys.exit(f"{shlex.join(each.args)[:300]} ended with {each.returncode}")  # type: ignore[arg-type]
+    for argv, client_process in zip(argvs, clients, strict=True):
+        out, _ = client_process.communicate(timeout=60)
+        if client_process.returncode != 0:
+            sys.exit(f"{shlex.join(argv)[:300]} ended with {client_process.returncode}")
         first, last = map(float, out.split())
         starts.append(time.time() - (last - first))
     try:
@@ -236,18 +247,20 @@ def by_hand(bench: Bench) -> Iterator[Start]:
         yield Start(whole=answered - began, engine=answered - min(starts))
     finally:
         for node in nodes:
-            inside(inventory, node, "python3", "-c", _STOP)
+            run_in_container(inventory, node, "python3", "-c", _STOP)
         if bench.backend == "ray":
             await_free(inventory)
 
 
-def entered(bench: Bench, process: ProcessSpec) -> str:
-    """Return the command line for a node, which prints when it was entered and when it returned."""
+def node_command(bench: Bench, process: ProcessSpec) -> str:
+    """Return the shell command for a node, which prints the times of its start and its return."""
     node = bench.inventory.node(process.node)
     env = dict(process.env)
-    if process.gpus is not None and bench.want.visible:
-        env[bench.want.visible] = ",".join(map(str, process.gpus))
-    given = [word for name, value in sorted(env.items()) for word in ("--env", f"{name}={value}")]
+    if process.gpus is not None and bench.spec.visible:
+        env[bench.spec.visible] = ",".join(map(str, process.gpus))
+    env_options = [
+        option for name, value in sorted(env.items()) for option in ("--env", f"{name}={value}")
+    ]
     command: Argv = (
         "setsid",
         "sh",
@@ -262,7 +275,7 @@ def entered(bench: Bench, process: ProcessSpec) -> str:
             *node.docker,
             "exec",
             "--detach",
-            *given,
+            *env_options,
             Site(bench.inventory).container_name(node),
             *command,
         )
@@ -271,47 +284,49 @@ def entered(bench: Bench, process: ProcessSpec) -> str:
 
 
 def await_free(inventory: Inventory) -> None:
-    """Wait until Ray has its GPUs back; ends the program when it does not get them."""
+    """Wait until all GPUs are free in Ray; exit at the deadline."""
     deadline = time.monotonic() + _GONE
     verb = agent_queries.nodes(inventory.ports, ())
-    while used(json.loads(inside(inventory, inventory.head, *verb))["status"]) != 0:
+    while (
+        gpus_in_use(json.loads(run_in_container(inventory, inventory.head, *verb))["status"]) != 0
+    ):
         if time.monotonic() > deadline:
             sys.exit(f"GPUs are still taken in Ray after {_GONE:.0f} s")
         time.sleep(1)
 
 
-def used(status: str) -> float | None:
-    """Return how many GPUs are taken, as `ray status` says; None when it does not say."""
-    found = re.search(r"([\d.]+)/[\d.]+ GPU\b", status)
-    return float(found[1]) if found else None
+def gpus_in_use(status: str) -> float | None:
+    """Return the number of GPUs in use by `ray status`; None without a figure."""
+    match = re.search(r"([\d.]+)/[\d.]+ GPU\b", status)
+    return float(match[1]) if match else None
 
 
-def starts(bench: Bench, rounds: int) -> list[Row]:
-    """Compare the two ways."""
+def compare_starts(bench: Bench, rounds: int) -> list[Row]:
+    """Compare the starts of both candidates."""
     ours, theirs = list[Start](), list[Start]()
     for number in range(rounds):
-        ways = [(by_vlaunch, ours), (by_hand, theirs)]
-        for way, found in ways if number % 2 == 0 else ways[::-1]:
-            with way(bench) as start:
-                found.append(start)
+        candidates = [(started_by_vlaunch, ours), (started_by_hand, theirs)]
+        for candidate, results in candidates if number % 2 == 0 else candidates[::-1]:
+            with candidate(bench) as start:
+                results.append(start)
             print(
-                f"{bench.backend}, round {number + 1}: {way.__name__} {start.engine:.1f} s",
+                f"{bench.backend}, round {number + 1}: {candidate.__name__} {start.engine:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
-    hand = [each.engine for each in theirs]
+    hand = [timed.engine for timed in theirs]
     return [
         Row(what=f"`{bench.backend}`: by hand", seconds=hand),
         Row(
             what=f"`{bench.backend}`: `vlaunch serve`, from the engine's start",
-            seconds=[each.engine for each in ours],
-            ratio=ratio([each.engine for each in ours], hand),
+            seconds=[timed.engine for timed in ours],
+            ratio=ratio([timed.engine for timed in ours], hand),
             goal=GOALS["start"],
         ),
         Row(
             what=f"`{bench.backend}`: `vlaunch serve`, from the command line",
-            seconds=[each.whole for each in ours],
-            ratio=ratio([each.whole for each in ours], hand),
+            seconds=[timed.whole for timed in ours],
+            ratio=ratio([timed.whole for timed in ours], hand),
         ),
     ]
 
@@ -324,33 +339,35 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 # -- Recovery --------------------------------------------------------------------------------------
 
 
-def recoveries(bench: Bench, rounds: int) -> list[Row]:
-    """Compare recoveries with the first start of the same server, which had no fault before."""
+def compare_recoveries(bench: Bench, rounds: int) -> list[Row]:
+    """Compare recoveries with the first start of the same server."""
     rows = []
-    for what, breaks, goal in (
+    for title, inject, goal in (
         ("a killed rank", kill_rank, "rank"),
         ("a restart of the head's container", restart_head, "head"),
     ):
-        first, again = list[float](), list[float]()
+        first, recovered = list[float](), list[float]()
         for _ in range(rounds):
-            with by_vlaunch(bench) as start:
-                began = breaks(bench)
-                silent(bench.target)
-                again.append(bench.target.await_answer(_START) - began)
-                faults = (read(bench.inventory, NAME, state.OBSERVED) or {}).get("faults") or [{}]
+            with started_by_vlaunch(bench) as start:
+                began = inject(bench)
+                await_failure(bench.target)
+                recovered.append(bench.target.await_answer(_START) - began)
+                faults = (read_server_file(bench.inventory, NAME, state.OBSERVED) or {}).get(
+                    "faults"
+                ) or [{}]
             first.append(start.engine)
-            told = {name: faults[-1].get(name) for name in ("what", "pause", "phases")}
+            fault = {name: faults[-1].get(name) for name in ("what", "pause", "phases")}
             print(
-                f"{bench.backend}, {what}: {again[-1]:.1f} s after {first[-1]:.1f} s; {told}",
+                f"{bench.backend}, {title}: {recovered[-1]:.1f} s after {first[-1]:.1f} s; {fault}",
                 file=sys.stderr,
                 flush=True,
             )
         rows += [
             Row(what=f"`{bench.backend}`: first start", seconds=first),
             Row(
-                what=f"`{bench.backend}`: ready again after {what}",
-                seconds=again,
-                ratio=ratio(again, first),
+                what=f"`{bench.backend}`: ready again after {title}",
+                seconds=recovered,
+                ratio=ratio(recovered, first),
                 goal=GOALS[goal],
             ),
         ]
@@ -358,72 +375,72 @@ def recoveries(bench: Bench, rounds: int) -> list[Row]:
 
 
 def kill_rank(bench: Bench) -> float:
-    """Kill a rank, not the head's where there is another; return when."""
-    held = [bench.inventory.node(name) for name, count in bench.want.places.items() if count]
-    node = next((each for each in held if not each.head), held[-1])
+    """Kill a rank, off the head if possible; return the time."""
+    nodes = [bench.inventory.node(name) for name, count in bench.spec.places.items() if count]
+    node = next((candidate for candidate in nodes if not candidate.head), nodes[-1])
     title = (
         "ray::RayWorker"
         if bench.backend == "ray"
         else "VLLM::Worker"
-        if len(held) > 1
+        if len(nodes) > 1
         else "VLLM::"
     )
     began = time.time()
-    inside(bench.inventory, node, "python3", "-c", _KILL, title)
+    run_in_container(bench.inventory, node, "python3", "-c", _KILL, title)
     return began
 
 
 def restart_head(bench: Bench) -> float:
-    """Restart the head's container, at once; return when."""
+    """Restart the head's container at once; return the time."""
     head = bench.inventory.head
     began = time.time()
-    on(head, *head.docker, "restart", "--time", "0", Site(bench.inventory).container_name(head))
+    run_on_node(
+        head, *head.docker, "restart", "--time", "0", Site(bench.inventory).container_name(head)
+    )
     return began
 
 
-def silent(target: Endpoint) -> None:
-    """Wait until a completion fails: what was broken may not have been noticed yet.
+def await_failure(target: Endpoint) -> None:
+    """Wait until a request fails: the fault may not have taken effect yet.
 
-    Ends the program when none does.
+    Exits at the deadline.
     """
     deadline = time.monotonic() + _GONE
-    while target.answers(3):
+    while target.is_answering(3):
         if time.monotonic() > deadline:
             sys.exit(f"{target.url} goes on as if nothing had happened")
 
 
-# -- The keeper's cost -----------------------------------------------------------------------------
+# -- Cost of the supervisor ------------------------------------------------------------------------
 
 
-def cost(inventory: Inventory, servers: int = 3) -> list[Row]:
-    """Let the keeper keep three servers without a model, and count what the head's agent takes
-    meanwhile.
-    """
+def measure_cost(inventory: Inventory, servers: int = 3) -> list[Row]:
+    """Measure the head's agent while it supervises servers without a model."""
     head = inventory.head
     program = Path(__file__).parent.joinpath("faults", "stand_in.py").read_text()
-    inside(inventory, head, "sh", "-c", 'cat >"$1"', "cat", _STAND_IN, stdin=program)
+    run_in_container(inventory, head, "sh", "-c", 'cat >"$1"', "cat", _STAND_IN, stdin=program)
     names = [f"{NAME}-{number}" for number in range(1, servers + 1)]
     try:
         for number, name in enumerate(names):
-            want(inventory, stand_in(name, head, _PORT + number))
+            write_spec(inventory, stand_in_spec(name, head, _PORT + number))
         for name in names:
             await_state(inventory, name, "ready")
-        time.sleep(10)  # what a start costs is over
-        before, _ = counted(inventory)
+        time.sleep(10)  # the cost of a start is over
+        before, _ = read_agent_cost(inventory)
         began = time.monotonic()
         time.sleep(SECONDS)
-        after, memory = counted(inventory)
+        after, memory = read_agent_cost(inventory)
         share = (after - before) / (time.monotonic() - began)
     finally:
         files = [state.server_file(name, state.DESIRED, containers.SERVERS) for name in names]
-        inside(inventory, head, "rm", "-f", *files)
+        run_in_container(inventory, head, "rm", "-f", *files)
         for name in names:
             await_state(inventory, name, "stopped")
-        folders = [str(Path(each).parent) for each in files]
-        inside(inventory, head, "rm", "-rf", _STAND_IN, *folders)
+        folders = [str(Path(file).parent) for file in files]
+        run_in_container(inventory, head, "rm", "-rf", _STAND_IN, *folders)
     return [
         Row(
-            what=f"the keeper with {servers} servers: {share:.2%} of a core",
+            what=f"the supervisor with {servers} servers: {share:.2%} of a core",
             seconds=(),
             ratio=share,
             goal=GOALS["cpu"],
@@ -432,8 +449,8 @@ def cost(inventory: Inventory, servers: int = 3) -> list[Row]:
     ]
 
 
-def stand_in(name: str, head: Node, port: int) -> Desired:
-    """Return a server that is one process on the head and takes no GPU."""
+def stand_in_spec(name: str, head: Node, port: int) -> Desired:
+    """Return the spec of a server with one process on the head and no GPU."""
     argv = ("python3", _STAND_IN, "serve", "stand-in", "--host", "127.0.0.1", "--port", str(port))
     return Desired(
         name=name,
@@ -448,11 +465,11 @@ def stand_in(name: str, head: Node, port: int) -> Desired:
     )
 
 
-def want(inventory: Inventory, server: Desired) -> None:
-    """Write down that a server is wanted."""
+def write_spec(inventory: Inventory, server: Desired) -> None:
+    """Write the spec of a server."""
     path = state.server_file(server.name, state.DESIRED, containers.SERVERS)
     script = 'mkdir -p "${1%/*}" && cat >"$1.new" && mv "$1.new" "$1"'
-    inside(
+    run_in_container(
         inventory,
         inventory.head,
         "sh",
@@ -464,18 +481,22 @@ def want(inventory: Inventory, server: Desired) -> None:
     )
 
 
-def await_state(inventory: Inventory, name: str, wanted: str, seconds: float = 120) -> None:
-    """Wait until the keeper says that a server is in a state; ends the program when it does not."""
+def await_state(inventory: Inventory, name: str, target_state: str, seconds: float = 120) -> None:
+    """Wait until the supervisor reports a state of a server; exit at the deadline."""
     deadline = time.monotonic() + seconds
-    while (seen := (read(inventory, name, state.OBSERVED) or {}).get("state")) != wanted:
+    while (
+        current := (read_server_file(inventory, name, state.OBSERVED) or {}).get("state")
+    ) != target_state:
         if time.monotonic() > deadline:
-            sys.exit(f"server `{name}` is {seen} and not {wanted} after {seconds:.0f} s")
+            sys.exit(f"server `{name}` is {current} and not {target_state} after {seconds:.0f} s")
         time.sleep(1)
 
 
-def counted(inventory: Inventory) -> tuple[float, float]:
+def read_agent_cost(inventory: Inventory) -> tuple[float, float]:
     """Return the seconds of CPU and the bytes of memory of the head's agent."""
-    seconds, memory = map(float, inside(inventory, inventory.head, "python3", "-c", _COST).split())
+    seconds, memory = map(
+        float, run_in_container(inventory, inventory.head, "python3", "-c", _COST).split()
+    )
     return seconds, memory
 
 
@@ -494,7 +515,9 @@ def report(rows: Sequence[Row]) -> str:
         )
         figure = f"{row.ratio:.2f}×" if row.ratio is not None and seconds else ""
         goal = (
-            "" if row.goal is None else (f"≤ {row.goal}×" if seconds else f"< {_plain(row.goal)}")
+            ""
+            if row.goal is None
+            else (f"≤ {row.goal}×" if seconds else f"< {_format_goal(row.goal)}")
         )
         lines.append(
             f"| {row.what} | {' | '.join(times)} | {figure} | {goal}"
@@ -503,7 +526,7 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _plain(goal: float) -> str:
+def _format_goal(goal: float) -> str:
     return f"{goal:.0%} of a core" if goal < 1 else f"{goal / 1e6:.0f} MB"
 
 
@@ -512,7 +535,7 @@ def _met(row: Row) -> str:
 
 
 def main() -> int:
-    """Measure what was asked for, and report."""
+    """Measure the chosen parts, and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("inventory", nargs="?", type=Path, default=client.LAB)
     parser.add_argument("--rounds", type=int, default=3)
@@ -520,26 +543,26 @@ def main() -> int:
         "--backend",
         action="append",
         choices=["ray", "mp"],
-        help="only this one; may be given again",
+        help="only this backend (repeatable)",
     )
     parser.add_argument(
         "--only",
         action="append",
         choices=["start", "recovery", "cost"],
-        help="only this; may be given again",
+        help="only this part (repeatable)",
     )
     args = parser.parse_args()
     inventory = load(args.inventory)
-    client.refuse_servers(inventory, "needs its GPUs")
+    client.require_no_servers(inventory, "needs its GPUs")
     parts, rows = args.only or ["start", "recovery", "cost"], list[Row]()
     for backend in args.backend or (["mp"] if inventory.ray.off else ["ray", "mp"]):
         if {"start", "recovery"} & set(parts):
             bench = prepare(inventory, backend)
-            rows += starts(bench, args.rounds) if "start" in parts else []
-            rows += recoveries(bench, args.rounds) if "recovery" in parts else []
-    rows += cost(inventory) if "cost" in parts else []
+            rows += compare_starts(bench, args.rounds) if "start" in parts else []
+            rows += compare_recoveries(bench, args.rounds) if "recovery" in parts else []
+    rows += measure_cost(inventory) if "cost" in parts else []
     print(report(rows))
-    return 0 if all(each.met for each in rows) else 1
+    return 0 if all(row.met for row in rows) else 1
 
 
 if __name__ == "__main__":

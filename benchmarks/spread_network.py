@@ -1,6 +1,4 @@
-"""Nodes as network namespaces on a bridge, each link limited both ways, and how busy the machine is
-meanwhile.
-"""
+"""Nodes as network namespaces on a bridge, with limited links; the load of the machine."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ from pathlib import Path
 
 MB = 10**6
 SWITCH = "spread-switch"
-# One copy as a program without any of ours would make it.
+# A plain copy, without any program of ours.
 RECEIVE = """
 import socket, sys
-door = socket.create_server((sys.argv[1], 29571)); print("ready", flush=True)
-sock = door.accept()[0]; left = int(sys.argv[2]); buffer = bytearray(1 << 20)
-while left: left -= sock.recv_into(buffer)
+listener = socket.create_server((sys.argv[1], 29571)); print("ready", flush=True)
+sock = listener.accept()[0]; size = int(sys.argv[2]); buffer = bytearray(1 << 20)
+while size: size -= sock.recv_into(buffer)
 sock.sendall(b"x")
 """
 SEND = """
 import socket, sys, time
 sock = socket.create_connection((sys.argv[1], 29571))
-left, block = int(sys.argv[2]), bytes(1 << 20)
+size, block = int(sys.argv[2]), bytes(1 << 20)
 began = time.monotonic()
-while left: left -= sock.send(block[:left])
+while size: size -= sock.send(block[:size])
 sock.recv(1); print(time.monotonic() - began)
 """
 
@@ -35,34 +33,34 @@ def address(node: int) -> str:
     return f"10.99.7.{10 + node}"
 
 
-def space(node: int) -> str:
+def namespace(node: int) -> str:
     return f"spread-{node}"
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def inside(node: int, *words: str) -> tuple[str, ...]:
-    return ("ip", "netns", "exec", space(node), *words)
+def node_argv(node: int, *argv: str) -> tuple[str, ...]:
+    return ("ip", "netns", "exec", namespace(node), *argv)
 
 
-def limit(node: int, rate: float, how: str = "change") -> None:
-    """Have a node's link carry so many Mbit/s, both ways."""
-    for where, device in ((space(node), "eth0"), (SWITCH, f"p{node}")):
-        words = f"qdisc {how} dev {device} root tbf rate {rate}mbit burst 128k latency 30ms"
-        subprocess.run(["tc", "-n", where, *words.split()], check=True)
+def limit(node: int, rate: float, action: str = "change") -> None:
+    """Limit a node's link to `rate` Mbit/s, both ways."""
+    for space, device in ((namespace(node), "eth0"), (SWITCH, f"p{node}")):
+        arguments = f"qdisc {action} dev {device} root tbf rate {rate}mbit burst 128k latency 30ms"
+        subprocess.run(["tc", "-n", space, *arguments.split()], check=True)
 
 
 def unlimit(node: int) -> None:
-    for where, device in ((space(node), "eth0"), (SWITCH, f"p{node}")):
-        subprocess.run(["tc", "-n", where, "qdisc", "del", "dev", device, "root"], check=True)
+    for space, device in ((namespace(node), "eth0"), (SWITCH, f"p{node}")):
+        subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], check=True)
 
 
 @contextmanager
 def network(count: int, rate: float) -> Iterator[None]:
-    """So many namespaces on a bridge, each link limited both ways; gone afterwards."""
-    names = [SWITCH, *(space(node) for node in range(count))]
+    """Create namespaces on a bridge with limited links; remove them after the block."""
+    names = [SWITCH, *(namespace(node) for node in range(count))]
     _remove(names)
     try:
         for name in names:
@@ -70,7 +68,7 @@ def network(count: int, rate: float) -> Iterator[None]:
         ip("-n", SWITCH, "link", "add", "br0", "type", "bridge")
         ip("-n", SWITCH, "link", "set", "br0", "up")
         for node in range(count):
-            own, port = space(node), f"p{node}"
+            own, port = namespace(node), f"p{node}"
             ip(*f"-n {own} link add eth0 type veth peer name {port} netns {SWITCH}".split())
             ip("-n", own, "addr", "add", f"{address(node)}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
@@ -87,41 +85,41 @@ def _remove(names: Sequence[str]) -> None:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def begin(node: int, program: str, *words: str) -> subprocess.Popen[str]:
-    """Start a Python program on a node, and return when it is ready."""
-    started = subprocess.Popen(
-        inside(node, sys.executable, "-c", program, *words),
+def start_program(node: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program on a node; return when it is ready."""
+    process = subprocess.Popen(
+        node_argv(node, sys.executable, "-c", program, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert started.stdout is not None
-    assert started.stdout.readline() == "ready\n"
-    return started
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
-def tell(started: subprocess.Popen[str], line: str = "go") -> None:
-    assert started.stdin is not None
-    started.stdin.write(line + "\n")
-    started.stdin.flush()
+def send_line(process: subprocess.Popen[str], line: str = "go") -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
 
 
-def goodput(count: int) -> float:
-    """Return bytes a second of one plain TCP stream from the first node to the second."""
-    hears = begin(1, RECEIVE, address(1), str(count))
-    said = subprocess.run(
-        inside(0, sys.executable, "-c", SEND, address(1), str(count)),
+def measure_goodput(count: int) -> float:
+    """Return the bytes per second of one plain TCP stream from the first node to the second."""
+    receiver = start_program(1, RECEIVE, address(1), str(count))
+    sender = subprocess.run(
+        node_argv(0, sys.executable, "-c", SEND, address(1), str(count)),
         check=True,
         capture_output=True,
         text=True,
     )
-    hears.wait(10)
-    return count / float(said.stdout)
+    receiver.wait(10)
+    return count / float(sender.stdout)
 
 
-class Busy:
-    """How busy the machine was since the last question: what everybody here did, and what its host
-    took away from it (`steal`).
+class MachineLoad:
+    """Load of the machine since the last call: of its own processes, and of its hypervisor
+    (`steal`).
     """
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
@@ -130,9 +128,9 @@ class Busy:
 
     def _read(self) -> list[int]:
         # user, nice, system, idle, iowait, irq, softirq, steal
-        return [int(each) for each in self._stat.read_text().split()[1:9]]
+        return [int(field) for field in self._stat.read_text().split()[1:9]]
 
-    def said(self) -> str:
+    def describe(self) -> str:
         now = self._read()
         spent = [after - before for before, after in zip(self._before, now, strict=True)]
         self._before = now

@@ -1,13 +1,13 @@
-"""Client CPU to run one command on many hosts over SSH, against bare paramiko threads, `xargs ssh`
-and ClusterShell.
+"""Client CPU to run one command on many hosts over SSH, against other clients.
 
     python benchmarks/ssh_fanout.py [--hosts 100] [--rounds 5]
 
-One sshd on loopback stands for all hosts, each with an address of its own; its cost is the same for
-everyone and is not counted. What is counted is user + system time of the client's whole process
-tree, interpreter start included. The candidates take turns, several rounds in one run, and the
-medians are compared: ratios travel between machines, seconds do not. ClusterShell's `clush` is
-taken from PATH, or installed into a throw-away environment.
+The others are bare paramiko threads, `xargs ssh` and ClusterShell. One sshd on loopback stands for
+all hosts, each with its own address; its cost is the same for all and does not count. The figure is
+user + system time of the client's whole process tree, with the start of the interpreter. The
+candidates take turns, several rounds in one run, and the medians are compared: ratios travel
+between machines, seconds do not. ClusterShell's `clush` is on PATH, or is installed into a
+temporary environment.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from launcher.core.domain import Inventory, Node, Ssh
 from launcher.ssh.fleet import Fleet
 from launcher.core.transport import Command
 
-hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
-ssh = Ssh(user=user, port=port, identity=key, known_hosts=known, connect_timeout=120)
+hosts, port, user, key, known_hosts = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
+ssh = Ssh(user=user, port=port, identity=key, known_hosts=known_hosts, connect_timeout=120)
 nodes = tuple(Node(name=h, host=h, ip=h, gpus=0, head=h == hosts[0], ssh=ssh) for h in hosts)
 inventory = Inventory(path=Path("x"), cluster="bench", image="none", nodes=nodes, cap=WIDTH)
 with Fleet(inventory) as fleet:
@@ -49,11 +49,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import paramiko
 
-hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
+hosts, port, user, key, known_hosts = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]
 
-def one(host):
+def run(host):
     client = paramiko.SSHClient()
-    client.load_host_keys(known)
+    client.load_host_keys(known_hosts)
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     client.connect(
         host, port, user, pkey=pkey, allow_agent=False, look_for_keys=False,
@@ -67,14 +67,14 @@ def one(host):
 
 pkey = paramiko.Ed25519Key.from_private_key_file(key)
 with ThreadPoolExecutor(WIDTH) as pool:
-    codes = list(pool.map(one, hosts))
+    codes = list(pool.map(run, hosts))
 assert len(codes) == len(hosts) and not any(codes), codes
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to do it."""
+    """One client: its argv and standard input."""
 
     name: str
     argv: list[str]
@@ -88,33 +88,33 @@ def main() -> None:
     )
     parser.add_argument("--hosts", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    hosts = [f"127.0.{n // 200}.{n % 200 + 1}" for n in range(given.hosts)]
+    options = parser.parse_args()
+    hosts = [f"127.0.{n // 200}.{n % 200 + 1}" for n in range(options.hosts)]
     with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name:
         folder = Path(name)
         port = free_port()
-        key, known = prepare(folder, hosts, port)
+        key, known_hosts = prepare(folder, hosts, port)
         with start(folder, port) as server:
             try:
                 table(
-                    measure(candidates(folder, hosts, port, key, known), given.rounds),
-                    given.hosts,
-                    given.rounds,
+                    measure(candidates(folder, hosts, port, key, known_hosts), options.rounds),
+                    options.hosts,
+                    options.rounds,
                 )
             finally:
                 server.terminate()
 
 
 def candidates(
-    folder: Path, hosts: list[str], port: int, key: Path, known: Path
+    folder: Path, hosts: list[str], port: int, key: Path, known_hosts: Path
 ) -> list[Candidate]:
-    """Everyone gets the same key, the same known_hosts and the same width."""
+    """Return the candidates, with the same key, known_hosts and width."""
     user = getpass.getuser()
-    arguments = [",".join(hosts), str(port), user, str(key), str(known)]
+    arguments = [",".join(hosts), str(port), user, str(key), str(known_hosts)]
     options = [
         *("-F", "none", "-p", str(port), "-l", user, "-i", str(key)),
         *(
-            f"-oUserKnownHostsFile={known}",
+            f"-oUserKnownHostsFile={known_hosts}",
             "-oBatchMode=yes",
             "-oIdentitiesOnly=yes",
             "-oConnectTimeout=120",
@@ -122,7 +122,7 @@ def candidates(
     ]
     xargs = ["xargs", f"-P{WIDTH}", "-I{}", "ssh", *options, "{}", "true"]
     clush = [
-        *clustershell(folder),
+        *find_clush(folder),
         "-q",
         "-f",
         str(WIDTH),
@@ -147,35 +147,42 @@ def candidates(
     ]
 
 
-def measure(these: list[Candidate], rounds: int) -> dict[str, list[float]]:
+def measure(clients: list[Candidate], rounds: int) -> dict[str, list[float]]:
     """Return the CPU seconds of each candidate in each round; they take turns."""
-    spent: dict[str, list[float]] = {one.name: [] for one in these}
+    spent: dict[str, list[float]] = {client.name: [] for client in clients}
     for number in range(rounds):
-        for one in these[number % len(these) :] + these[: number % len(these)]:
-            spent[one.name].append(cpu(one))
-            print(f"round {number + 1}: {one.name}: {spent[one.name][-1]:.2f} s", file=sys.stderr)
+        for client in clients[number % len(clients) :] + clients[: number % len(clients)]:
+            spent[client.name].append(measure_cpu(client))
+            print(
+                f"round {number + 1}: {client.name}: {spent[client.name][-1]:.2f} s",
+                file=sys.stderr,
+            )
     return spent
 
 
-def cpu(one: Candidate) -> float:
-    """Run it and return user + system seconds of it and everything it waited for."""
+def measure_cpu(candidate: Candidate) -> float:
+    """Run a candidate and return the user + system seconds of its process tree."""
     process = subprocess.Popen(
-        one.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        candidate.argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(one.stdin)
+    process.stdin.write(candidate.stdin)
     process.stdin.close()
-    said = process.stdout.read()
+    output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stdout.close()
     if process.returncode != 0:
-        raise SystemExit(f"{one.name} failed ({process.returncode}):\n{said[-2000:]}")
+        raise SystemExit(f"{candidate.name} failed ({process.returncode}):\n{output[-2000:]}")
     return usage.ru_utime + usage.ru_stime
 
 
 def table(spent: dict[str, list[float]], hosts: int, rounds: int) -> None:
-    """Print the medians and how they compare."""
+    """Print the medians and the ratios."""
     medians = {name: statistics.median(values) for name, values in spent.items()}
     base = medians["paramiko threads"]
     print(
@@ -194,14 +201,14 @@ def prepare(folder: Path, hosts: list[str], port: int) -> tuple[Path, Path]:
         subprocess.run(keygen, check=True)
     (folder / "authorized_keys").write_text((folder / "key.pub").read_text())
     kind, blob = (folder / "host_key.pub").read_text().split()[:2]
-    known = folder / "known_hosts"
-    known.write_text("".join(f"[{host}]:{port} {kind} {blob}\n" for host in hosts))
+    known_hosts = folder / "known_hosts"
+    known_hosts.write_text("".join(f"[{host}]:{port} {kind} {blob}\n" for host in hosts))
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress 0.0.0.0\nHostKey {folder}/host_key\nAuthorizedKeysFile"
         f" {folder}/authorized_keys\nStrictModes no\nUsePAM no\nPidFile"
         " none\nPasswordAuthentication no\nMaxStartups 1000\nPrintMotd no\nUseDNS no\n"
     )
-    return folder / "key", known
+    return folder / "key", known_hosts
 
 
 def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -220,11 +227,11 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
     raise SystemExit(log.read_text())
 
 
-def clustershell(folder: Path) -> list[str]:
-    """Return the words that run clush."""
-    found = shutil.which("clush")
-    if found:
-        return [found]
+def find_clush(folder: Path) -> list[str]:
+    """Return the argv of clush."""
+    clush = shutil.which("clush")
+    if clush:
+        return [clush]
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     install = [
@@ -241,7 +248,7 @@ def clustershell(folder: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

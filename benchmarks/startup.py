@@ -1,11 +1,10 @@
-"""Start-up of the command: CPU of `vlaunch --help` and of an offline dry run, against an
-interpreter that does nothing.
+"""Start-up of the command: CPU of `vlaunch --help` and of an offline dry run.
 
     python benchmarks/startup.py [--rounds 15]
 
-What is counted is user + system time of the process, and wall time beside it. The commands take
-turns, so that a busy moment of the machine meets all of them; medians are shown. The goal is 150 ms
-of CPU for `--help`.
+The reference is an interpreter that does nothing. The figures are user + system time of the
+process, and wall time. The commands take turns, so that a busy moment of the machine affects all of
+them; the table shows medians. The goal is 150 ms of CPU for `--help`.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ GOAL = ("`vlaunch --help`", 150.0)
 
 
 def measure(argv: tuple[str, ...]) -> tuple[float, float]:
-    """Run a command and return its CPU and wall time in milliseconds; raises CalledProcessError
-    when it fails.
-    """
+    """Run a command and return its CPU and wall time in milliseconds; raises CalledProcessError."""
     began = time.monotonic()
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
-    # so that Popen does not wait for it again
+    # keeps Popen from waiting for it again
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, argv)
@@ -54,21 +51,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     for argv in COMMANDS.values():
-        measure(argv)  # byte code and the page cache are warm for all
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+        measure(argv)  # warms byte code and the page cache
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     for _ in range(rounds):
         for name, argv in COMMANDS.items():
-            found[name].append(measure(argv))
-    cpu = {name: statistics.median(each[0] for each in runs) for name, runs in found.items()}
-    wall = {name: statistics.median(each[1] for each in runs) for name, runs in found.items()}
-    nothing = next(iter(COMMANDS))
+            times[name].append(measure(argv))
+    cpu = {name: statistics.median(timing[0] for timing in runs) for name, runs in times.items()}
+    wall = {name: statistics.median(timing[1] for timing in runs) for name, runs in times.items()}
+    idle_command = next(iter(COMMANDS))
     print(f"Start-up, {rounds} rounds, median (lowest–highest):\n")
     print("| command | CPU ms | wall ms | CPU against an idle interpreter |\n|---|---|---|---|")
-    for name, runs in found.items():
-        low, high = min(each[0] for each in runs), max(each[0] for each in runs)
+    for name, runs in times.items():
+        low, high = min(timing[0] for timing in runs), max(timing[0] for timing in runs)
         print(
             f"| {name} | {cpu[name]:.0f} ({low:.0f}–{high:.0f}) | {wall[name]:.0f} |"
-            f" {cpu[name] / cpu[nothing]:.1f}× |"
+            f" {cpu[name] / cpu[idle_command]:.1f}× |"
         )
     name, limit = GOAL
     print(

@@ -1,18 +1,17 @@
-"""Wall time of `vlaunch up`, against the best script written by hand that runs the same docker and
-ray commands.
+"""Wall time of `vlaunch up`, against a good shell script with the same docker and ray commands.
 
     python benchmarks/up.py [INVENTORY] [--rounds 3] [--first]
 
-The default inventory is the practice cluster's (`vlaunch lab up`). Every round begins with nothing
-of the cluster on the nodes (`vlaunch down`, not timed); the derived image is there, except with
-`--first`, where it is removed, so that both build it from the same context. The two take turns
-within a round, in changing order; after each timed `up` comes one that has nothing to change. The
-cluster is taken down many times, and is up in the end; a server that runs in it is refused.
+The default inventory is the lab cluster's (`vlaunch lab up`). Every round begins with empty nodes
+(`vlaunch down`, not timed); the derived image exists, except with `--first`, where it is removed,
+so that both build it from the same context. The two take turns within a round, in changing order;
+after each timed `up` follows one that has nothing to change. The cluster is taken down many times,
+and is up at the end; a running server is refused.
 
-The script is what a careful person would write: one SSH connection per node with the cheap key
-exchange, both nodes at once, files written while nothing else can happen, the worker started the
-moment that the head's port opens, no pause longer than a fifth of a second. Its `docker run` lines
-are taken from `vlaunch up --dry-run`. `--show-script` prints it.
+The script is that of a careful engineer: one SSH connection per node with the cheap key exchange,
+both nodes at once, files written during other waits, the worker started as soon as the head's port
+opens, no pause longer than a fifth of a second. Its `docker run` lines are from `vlaunch up
+--dry-run`. `--show-script` prints it.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ from launcher.tools.site import Site
 
 GOALS = {"ratio": 1.2, "share": 0.15}
 
-# What runs on a node, in one connection. Standard input: the token's 64 bytes, then the payload as
-# a tar.
+# Runs on a node, in one connection. Standard input: the token's 64 bytes, then the payload's tar.
 FILES = """\
 set -eu
 umask 077
@@ -73,7 +71,7 @@ for job in $(jobs -p); do wait "$job"; done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One cluster, the lines that start its containers, and how its derived image is built."""
+    """One cluster, the commands that start its containers, and the build of its derived image."""
 
     inventory: Inventory
     runs: dict[str, str]
@@ -81,11 +79,9 @@ class Bench:
     tag: str
 
 
-def call(*argv: str, timeout: float = 1500, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end and return what it printed; shows what it said and ends the program
-    when it fails.
-    """
-    done = subprocess.run(
+def run_command(*argv: str, timeout: float = 1500, env: dict[str, str] | None = None) -> str:
+    """Run a command and return its output; exit when it fails."""
+    completed = subprocess.run(
         argv,
         capture_output=True,
         text=True,
@@ -94,19 +90,19 @@ def call(*argv: str, timeout: float = 1500, env: dict[str, str] | None = None) -
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
     )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         sys.exit(
             f"{shlex.join(argv)[:200]} ended with"
-            f" {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            f" {completed.returncode}:\n{completed.stdout[-2000:]}{completed.stderr[-2000:]}"
         )
-    return done.stdout
+    return completed.stdout
 
 
 def ssh(node: Node) -> str:
-    """Return the fastest careful way to call `ssh`; the quantum-safe key exchange costs a quarter
-    of a second of CPU.
+    """Return the fastest careful `ssh` command; the quantum-safe key exchange costs a quarter of a
+    second of CPU.
     """
-    given = node.ssh
+    settings = node.ssh
     options = [
         "-o",
         "BatchMode=yes",
@@ -115,21 +111,23 @@ def ssh(node: Node) -> str:
         "-o",
         "StrictHostKeyChecking=yes",
     ]
-    options += ["-i", given.identity, "-o", "IdentitiesOnly=yes"] if given.identity else []
-    options += ["-o", f"UserKnownHostsFile={given.known_hosts}"] if given.known_hosts else []
-    options += ["-p", str(given.port)] if given.port else []
-    options += ["-J", given.jump] if given.jump else []
-    return shlex.join(["ssh", *options, f"{given.user}@{node.host}" if given.user else node.host])
+    options += ["-i", settings.identity, "-o", "IdentitiesOnly=yes"] if settings.identity else []
+    options += ["-o", f"UserKnownHostsFile={settings.known_hosts}"] if settings.known_hosts else []
+    options += ["-p", str(settings.port)] if settings.port else []
+    options += ["-J", settings.jump] if settings.jump else []
+    return shlex.join(
+        ["ssh", *options, f"{settings.user}@{node.host}" if settings.user else node.host]
+    )
 
 
 def read_dry_run(inventory: Inventory) -> Bench:
-    """Take the commands from what `up` would send to nodes that have nothing of the cluster."""
-    text = call(VLAUNCH, "up", str(inventory.path), "--dry-run")
+    """Read the commands of `up --dry-run` for empty nodes."""
+    text = run_command(VLAUNCH, "up", str(inventory.path), "--dry-run")
     runs, builds = {}, []
     for line in text.splitlines():
-        words = line.split(" ")
-        if words[0] == "on" and words[2:5] == ["docker", "run", "--detach"]:
-            runs[words[1]] = " ".join(words[2:])
+        fields = line.split(" ")
+        if fields[0] == "on" and fields[2:5] == ["docker", "run", "--detach"]:
+            runs[fields[1]] = " ".join(fields[2:])
         elif line.startswith("tar ") and " docker build " in line:
             builds.append(line)
     if set(runs) != {node.name for node in inventory.nodes}:
@@ -143,7 +141,7 @@ def read_dry_run(inventory: Inventory) -> Bench:
     )
 
 
-def script(bench: Bench) -> str:
+def render_script(bench: Bench) -> str:
     """Write the script for a cluster."""
     inventory, starts = bench.inventory, []
     head = inventory.head
@@ -180,37 +178,39 @@ def script(bench: Bench) -> str:
     return SCRIPT.format(build=build, starts="\n".join(starts))
 
 
-def timed(action: Callable[[], object]) -> float:
-    """Return the seconds an action takes."""
+def measure_seconds(action: Callable[[], object]) -> float:
+    """Return the seconds of an action."""
     began = time.monotonic()
     action()
     return time.monotonic() - began
 
 
-def by_hand(bench: Bench) -> float:
+def time_script(bench: Bench) -> float:
     """Time the script."""
     with tempfile.TemporaryDirectory() as folder:
         file, packed = Path(folder) / "up.sh", Path(folder) / "payload.tar"
-        file.write_text(script(bench))
+        file.write_text(render_script(bench))
         packed.write_bytes(node_files.payload_tar())
-        given = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "PAYLOAD": str(packed)}
-        return timed(lambda: call("timeout", "600", "bash", str(file), env=given))
+        env = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "PAYLOAD": str(packed)}
+        return measure_seconds(lambda: run_command("timeout", "600", "bash", str(file), env=env))
 
 
-def by_vlaunch(
+def time_vlaunch(
     bench: Bench, stages: dict[str, list[float]] | None = None, *, env: dict[str, str] | None = None
 ) -> float:
     """Time `vlaunch up`; the seconds of its stages are added to `stages`."""
-    said: list[str] = []
-    seconds = timed(
-        lambda: said.append(call(VLAUNCH, "up", str(bench.inventory.path), "--json", env=env))
+    output: list[str] = []
+    seconds = measure_seconds(
+        lambda: output.append(
+            run_command(VLAUNCH, "up", str(bench.inventory.path), "--json", env=env)
+        )
     )
     if stages is not None:
-        events = [json.loads(line) for line in said[0].splitlines()]
+        events = [json.loads(line) for line in output[0].splitlines()]
         for event in events:
             if event.get("kind") == "stage" and event.get("state") == "ok":
                 stages[event["stage"]].append(event["seconds"])
-        stages["of the last: waiting for it to stay true"].append(_held(events))
+        stages["of the last: waiting for it to stay true"].append(_stable_seconds(events))
         stages["everything else (start-up, connecting, looking)"].append(
             seconds
             - sum(
@@ -220,79 +220,77 @@ def by_vlaunch(
     return seconds
 
 
-def _held(events: list[dict[str, Any]]) -> float:
-    """Return the seconds that the last gate stayed green before it was believed."""
+def _stable_seconds(events: list[dict[str, Any]]) -> float:
+    """Return the seconds for which the last gate had to stay green."""
     green = [
         e["seconds"]
         for e in events
         if e["kind"] == "wait" and "waiting for it to stay true" in e.get("text", "")
     ]
-    believed = [
+    accepted = [
         e["seconds"]
         for e in events
         if e["kind"] == "finding" and (e.get("data") or {}).get("check") == "ray-nodes"
     ]
-    return float(believed[-1] - green[0]) if green and believed else 0.0
+    return float(accepted[-1] - green[0]) if green and accepted else 0.0
 
 
 def down(inventory: Inventory, *, tag: str = "") -> None:
-    """Remove the cluster from the nodes, and its derived image when it is named."""
-    call(VLAUNCH, "down", "--yes", str(inventory.path))
+    """Remove the cluster from the nodes, and its derived image `tag`, if any."""
+    run_command(VLAUNCH, "down", "--yes", "-i", str(inventory.path))
     for node in inventory.nodes if tag else ():
-        call(
+        run_command(
             *shlex.split(ssh(node)),
             f"{shlex.join(node.docker)} rmi --force {shlex.quote(tag)} >/dev/null; true",
         )
 
 
-def ordinary(bench: Bench, rounds: int) -> None:
+def compare_repeated(bench: Bench, rounds: int) -> None:
     """Compare with the derived image in place, and print the tables."""
     ours, theirs, again = list[float](), list[float](), list[float]()
     stages: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
-        turns = ["script", "vlaunch"] if number % 2 == 0 else ["vlaunch", "script"]
-        for who in turns:
+        candidates = ["script", "vlaunch"] if number % 2 == 0 else ["vlaunch", "script"]
+        for candidate in candidates:
             down(bench.inventory)
-            if who == "script":
-                theirs.append(by_hand(bench))
+            if candidate == "script":
+                theirs.append(time_script(bench))
             else:
-                ours.append(by_vlaunch(bench, stages))
-                again.append(by_vlaunch(bench))
-            print(
-                f"round {number + 1}: {who} {(theirs if who == 'script' else ours)[-1]:.1f} s",
-                file=sys.stderr,
-            )
+                ours.append(time_vlaunch(bench, stages))
+                again.append(time_vlaunch(bench))
+            seconds = (theirs if candidate == "script" else ours)[-1]
+            print(f"round {number + 1}: {candidate} {seconds:.1f} s", file=sys.stderr)
     print(
         f"\n`up` of {len(bench.inventory.nodes)} nodes, derived image in place, {rounds} rounds:\n"
     )
     table(ours, theirs, again)
     print("\nWhere the time of `vlaunch up` goes:\n\n| stage | median s |\n|---|---|")
-    for stage, seconds in stages.items():
-        print(f"| {stage} | {statistics.median(seconds):.1f} |")
+    for stage, times in stages.items():
+        print(f"| {stage} | {statistics.median(times):.1f} |")
 
 
-def first_ever(bench: Bench, rounds: int) -> None:
-    """Compare with the derived image still to be built, wheels already on this machine, and print
-    the table.
+def compare_first(bench: Bench, rounds: int) -> None:
+    """Compare with the build of the derived image, wheels already on this machine, and print the
+    table.
     """
     from launcher.cluster.up_inputs import cache_dir
 
     ours, theirs, again = list[float](), list[float](), list[float]()
     for number in range(rounds):
-        for who in ("script", "vlaunch") if number % 2 == 0 else ("vlaunch", "script"):
+        for candidate in ("script", "vlaunch") if number % 2 == 0 else ("vlaunch", "script"):
             down(bench.inventory, tag=bench.tag)
-            if who == "script":
+            if candidate == "script":
                 building = read_dry_run(bench.inventory)
                 if not building.builds:
                     sys.exit(f"{bench.tag} is still on the nodes: nothing would be built")
-                theirs.append(by_hand(building))
+                theirs.append(time_script(building))
                 continue
-            # the image has to be asked again what it has
+            # an empty cache: the contents of the image are queried again
             with tempfile.TemporaryDirectory() as fresh:
                 (Path(fresh) / "vlaunch").mkdir()
                 (Path(fresh) / "vlaunch" / "wheels").symlink_to(cache_dir() / "wheels")
-                ours.append(by_vlaunch(bench, env={"XDG_CACHE_HOME": fresh}))
-            again.append(by_vlaunch(bench))
+                ours.append(time_vlaunch(bench, env={"XDG_CACHE_HOME": fresh}))
+            again.append(time_vlaunch(bench))
         print(
             f"round {number + 1}: script {theirs[-1]:.1f} s, vlaunch {ours[-1]:.1f} s",
             file=sys.stderr,
@@ -305,7 +303,7 @@ def first_ever(bench: Bench, rounds: int) -> None:
 
 
 def table(ours: list[float], theirs: list[float], again: list[float]) -> None:
-    """Print seconds and ratios; a ratio is the median of the rounds' own."""
+    """Print seconds and ratios; a ratio is the median of the rounds' ratios."""
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     share = statistics.median(a / b for a, b in zip(again, ours, strict=True))
     print("| | median s | lowest–highest | ratio | goal |\n|---|---|---|---|---|")
@@ -350,20 +348,20 @@ def main() -> None:
     )
     args = parser.parse_args()
     inventory = load(args.inventory)
-    client.refuse_servers(inventory, "takes the cluster down")
-    # whatever is missing on the way is there then, and both find it
-    call(VLAUNCH, "up", str(inventory.path))
+    client.require_no_servers(inventory, "takes the cluster down")
+    # warms all caches, for both
+    run_command(VLAUNCH, "up", str(inventory.path))
     down(inventory)
     bench = read_dry_run(inventory)
     try:
         if args.show_script:
-            print(script(bench))
+            print(render_script(bench))
         elif args.first:
-            first_ever(bench, args.rounds)
+            compare_first(bench, args.rounds)
         else:
-            ordinary(bench, args.rounds)
+            compare_repeated(bench, args.rounds)
     finally:
-        call(VLAUNCH, "up", str(inventory.path))
+        run_command(VLAUNCH, "up", str(inventory.path))
 
 
 if __name__ == "__main__":

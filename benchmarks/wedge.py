@@ -2,7 +2,7 @@
 rank, node and frame that are named.
 
     python -m benchmarks.wedge [--backend ray|mp …] [--mode c|python|sleep …] [--runs 5]
-    [--stuck SECONDS] [--beside 0-9] [--report]
+    [--stuck SECONDS] [--instance 0-9] [--report]
 
 Ray runs two pipeline stages and mp two tensor-parallel ranks, both over two hosts; three clients
 send requests all the time. Odd runs hang rank 1, even runs rank 0. With `--stuck SECONDS` the
@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks import health
 from benchmarks.faults import judge
-from benchmarks.faults.judge import BAD
-from benchmarks.faults.practice import API_KEY, Practice, until
+from benchmarks.faults.judge import RED_VERDICTS
+from benchmarks.faults.testbed import API_KEY, FaultTestbed, wait_until
 from benchmarks.faults.traffic import Traffic
 from benchmarks.health import SERVE, Watch
 from launcher.agent import state
@@ -57,10 +57,10 @@ _COLUMNS = (
 
 
 def run(
-    lab: Practice, inventory: str, backend: str, mode: str, number: int, stuck: float
+    testbed: FaultTestbed, inventory: str, backend: str, mode: str, number: int, stuck: float
 ) -> dict[str, Any]:
     """Serve a model, hang a rank, read the verdicts, and stop the server."""
-    health.run_command(lab, inventory, *SERVE[backend])
+    health.run_command(testbed, inventory, *SERVE[backend])
     rank = number % 2
     delay = random.Random(f"{backend}/{mode}/{number}").uniform(5, 20)
     line: dict[str, Any] = {
@@ -71,31 +71,33 @@ def run(
         "stuck": stuck,
     }
     line |= {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load": health.read_load()}
-    url = f"http://{lab.head.ip}:8000/v1"
+    url = f"http://{testbed.head.ip}:8000/v1"
     traffic = Traffic(url, API_KEY, MODEL, clients=3, timeout=900)
-    with Watch(lab, every=0.5) as watch, traffic:
-        until(lambda: len(traffic.samples) >= 6, 60)
+    with Watch(testbed, every=0.5) as watch, traffic:
+        wait_until(lambda: len(traffic.samples) >= 6, 60)
         time.sleep(delay)
-        line["node"], since = _hang_rank(lab, rank, mode)
-        until(lambda: watch.first(since, *BAD), RED + _GRACE)
-        line |= _collect_verdicts(lab, inventory, watch, since)
+        line["node"], since = _hang_rank(testbed, rank, mode)
+        wait_until(lambda: watch.first(since, *RED_VERDICTS), RED + _GRACE)
+        line |= _collect_verdicts(testbed, inventory, watch, since)
         if stuck:
-            line |= _await_restart(lab, watch, traffic, since, stuck)
+            line |= _await_restart(testbed, watch, traffic, since, stuck)
         line["load_after"] = health.read_load()
-        lab.vlaunch(inventory, "stop", timeout=180)
+        testbed.vlaunch(inventory, "stop", timeout=180)
     line["ok"] = is_good(line)
     return line
 
 
-def _hang_rank(lab: Practice, rank: int, mode: str) -> tuple[str, float]:
+def _hang_rank(testbed: FaultTestbed, rank: int, mode: str) -> tuple[str, float]:
     """Make a rank hang in its next step; return its node and the time."""
-    files = {host.name: health.trigger_file(host) for host in lab.lab.hosts}
+    files = {host.name: health.trigger_file(host) for host in testbed.lab.hosts}
     for file in files.values():
         temporary = file.with_suffix(".new")
         temporary.write_text(f"{rank} {mode}\n")
         temporary.rename(file)
     try:
-        if not until(lambda: not all(file.exists() for file in files.values()), 60, every=0.05):
+        if not wait_until(
+            lambda: not all(file.exists() for file in files.values()), 60, every=0.05
+        ):
             raise SystemExit(f"no rank {rank} took a step")
         return next(name for name, file in files.items() if not file.exists()), time.time()
     finally:
@@ -103,15 +105,17 @@ def _hang_rank(lab: Practice, rank: int, mode: str) -> tuple[str, float]:
             file.unlink(missing_ok=True)
 
 
-def _collect_verdicts(lab: Practice, inventory: str, watch: Watch, since: float) -> dict[str, Any]:
+def _collect_verdicts(
+    testbed: FaultTestbed, inventory: str, watch: Watch, since: float
+) -> dict[str, Any]:
     """Return the verdicts of the record, `status` and `doctor` on a rank that hangs."""
-    quiet, suspect = watch.first(since, "quiet"), watch.first(since, *BAD)
-    status = lab.vlaunch(inventory, "status", timeout=60)
+    quiet, suspect = watch.first(since, "quiet"), watch.first(since, *RED_VERDICTS)
+    status = testbed.vlaunch(inventory, "status", timeout=60)
     red = status.ended - since if suspect is not None else None
-    document = lab.vlaunch(inventory, "status", "--json", timeout=60).document
+    document = testbed.vlaunch(inventory, "status", "--json", timeout=60).document
     server = next(iter(document.get("servers") or [{}]))
-    doctor = lab.vlaunch(inventory, "doctor", timeout=240)
-    record = lab.record(state.OBSERVED)
+    doctor = testbed.vlaunch(inventory, "doctor", timeout=240)
+    record = testbed.record(state.OBSERVED)
     faults = _faults_since(record, since)
     wedge = (suspect.wedge if suspect else None) or next(iter(faults), {})
     return {
@@ -126,18 +130,18 @@ def _collect_verdicts(lab: Practice, inventory: str, watch: Watch, since: float)
         "stacks": list(wedge.get("stacks") or []),
         "longest_step": record.get("longest_step"),
         "status": status.out[-_OUTPUT:],
-        "doctor": doctor.said[:_OUTPUT],
+        "doctor": doctor.output[:_OUTPUT],
         "doctor_code": doctor.code,
     }
 
 
 def _await_restart(
-    lab: Practice, watch: Watch, traffic: Traffic, since: float, stuck: float
+    testbed: FaultTestbed, watch: Watch, traffic: Traffic, since: float, stuck: float
 ) -> dict[str, Any]:
     """Wait until the supervisor has restarted the server and it answers again."""
-    until(lambda: judge.outage(list(traffic.samples), since).again, stuck + _RESTART)
-    outage = judge.outage(list(traffic.samples), since)
-    fault: Mapping[str, Any] = next(iter(_faults_since(lab.record(state.OBSERVED), since)), {})
+    wait_until(lambda: judge.find_outage(list(traffic.samples), since).again, stuck + _RESTART)
+    outage = judge.find_outage(list(traffic.samples), since)
+    fault: Mapping[str, Any] = next(iter(_faults_since(testbed.record(state.OBSERVED), since)), {})
     return {
         "ended": round(fault["at"] - since, 1) if fault else None,
         "fault": {name: fault.get(name) for name in ("what", "cause", "node", "rank")},
@@ -214,7 +218,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--first", type=int, default=1, help="number of the first run")
     parser.add_argument("--stuck", type=float, default=0.0)
-    parser.add_argument("--beside", type=int, default=0, choices=range(10), metavar="0-9")
+    parser.add_argument("--instance", type=int, default=0, choices=range(10), metavar="0-9")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="run nothing; write the table")
@@ -225,15 +229,15 @@ def main() -> int:
         return 0
     all_good = True
     with tempfile.TemporaryDirectory(prefix="wedge-") as temporary:
-        lab = health.prepare_lab(args.folder or Path(temporary), args.beside)
+        testbed = health.prepare_testbed(args.folder or Path(temporary), args.instance)
         policy = {"stuck": args.stuck} if args.stuck else {}
-        inventory = health.write_inventory(lab, "wedge", serve=policy)
-        health.run_command(lab, inventory, "up")
+        inventory = health.write_inventory(testbed, "wedge", serve=policy)
+        health.run_command(testbed, inventory, "up")
         numbers = range(args.first, args.first + args.runs)
         for number, backend, mode in itertools.product(
             numbers, args.backend or SERVE, args.mode or MODES
         ):
-            line = run(lab, inventory, backend, mode, number, args.stuck)
+            line = run(testbed, inventory, backend, mode, number, args.stuck)
             health.append_line(args.results, line)
             all_good = all_good and line["ok"]
             print(
@@ -243,7 +247,7 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-        health.run_command(lab, inventory, "down", "--yes")
+        health.run_command(testbed, inventory, "down", "--yes")
     return 0 if all_good else 1
 
 

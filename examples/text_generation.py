@@ -15,7 +15,7 @@ class TextGeneration:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.generate = pipeline("text-generation", model=model, device=device)
         tokenizer = self.generate.tokenizer
-        tokenizer.padding_side = "left"  # the answer follows the prompt: fill up batches in front
+        tokenizer.padding_side = "left"  # the answer follows the prompt, so pad on the left
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         self.max_new_tokens = max_new_tokens

@@ -13,7 +13,7 @@ class TorchModule:
     """
 
     def __init__(self, weights: str | None = None) -> None:
-        torch.manual_seed(0)  # without weights, every replica must still be the same network
+        torch.manual_seed(0)  # no weights to load: every replica must create the same network
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.module = torch.nn.Sequential(
             torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)

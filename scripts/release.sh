@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the last commit's release in dist/: wheel, sdist, locked requirements, bill of materials and SHA256SUMS.
-# The wheel is installed with the locked hashes in a clean environment and tried there. This sets no tag.
+# Install the wheel with the locked hashes in a clean environment and test it there. Sets no tag.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work"/{first,second,sdist,home}
 
-# Two builds in different folders give the same files, and the sdist gives the same wheel.
+# Builds in two directories must produce the same files, and the sdist must produce the same wheel.
 for build in first second; do
 	git archive HEAD | tar -x -C "$work/$build"
 	(cd "$work/$build" && "$python" -m hatchling build --directory dist)

@@ -1,6 +1,4 @@
-"""Nodes on this machine that take part in copies: each is a folder and an address of loopback, and
-their programs run for real.
-"""
+"""Local nodes for copies, with a folder and a loopback address per node, and real programs."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def make_model(folder: Path, seed: int = 1) -> Path:
 
 
 def rows(folder: Path) -> list[ManifestFile]:
-    """Return the files of a folder as a manifest has them."""
+    """Return a folder's files as in a manifest."""
     return [
         ManifestFile(name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns)
         for name in SIZES
@@ -66,7 +64,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def in_memory(path: Path) -> int:
-    """Return how many bytes of a file the page cache holds (mincore(2))."""
+    """Return the number of a file's bytes in the page cache (mincore(2))."""
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
@@ -78,7 +76,7 @@ def in_memory(path: Path) -> int:
 
 
 def on_a_disk(path: Path) -> bool:
-    """True for a file on a disk; it is dropped from the page cache."""
+    """Return whether a file is on a disk; drop it from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -202,7 +200,7 @@ class Chain:
 
 
 def when(share: float, action: Callable[[], None]) -> Callable[[str, float], None]:
-    """Call a function once, when `n3`, the last node, has this share of all bytes."""
+    """Call a function once, when the last node, `n3`, has this share of all bytes."""
     done: list[float] = []
 
     def at(name: str, has: float) -> None:
@@ -214,7 +212,7 @@ def when(share: float, action: Callable[[], None]) -> Callable[[str, float], Non
 
 
 class _Watched:
-    """Program that reports each progress event to a callback."""
+    """A program that passes its progress events to a callback."""
 
     def __init__(
         self, name: str, inner: BackgroundCommand, total: int, at: Callable[[str, float], None]

@@ -1,4 +1,4 @@
-"""A simulated cluster as `status` sees it."""
+"""A simulated cluster, as `status` sees it."""
 
 from __future__ import annotations
 
@@ -29,48 +29,50 @@ OPEN = "ray: {token_auth: false}"
 
 @pytest.fixture
 def world(load: Load) -> World:
-    """A cluster of two that is up, without a server."""
-    made = World(load())
-    case.bring_up(made.inventory, made, SECRETS)
-    jobs(made)
-    return made
+    """A running cluster of two nodes without a server."""
+    world = World(load())
+    case.bring_up(world.inventory, world, SECRETS)
+    jobs(world)
+    return world
 
 
-def look(world: World, *missing: str, inventory: Inventory | None = None) -> ClusterStatus:
-    """Observe as the command does."""
+def query_status(world: World, *missing: str, inventory: Inventory | None = None) -> ClusterStatus:
+    """Build the status as the command does."""
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
-    seen, _ = parse_answers(
+    parsed, _ = parse_answers(
         transport.run(probe_commands(inventory, [inventory.image], compiled=True))
     )
-    facts = {name: each for name, each in seen.items() if name not in missing}
+    facts = {name: node for name, node in parsed.items() if name not in missing}
     snapshot = ClusterSnapshot(site=Site(inventory, facts))
-    if asked := status.query_head(snapshot.site):
-        answer, proof = transport.run(asked)
+    if commands := status.query_head(snapshot.site):
+        answer, proof = transport.run(commands)
         record = network_verdict.parse_record(proof)
         snapshot = replace(snapshot, payload=try_payload(answer), network=record)
     return status.build_status(snapshot, {name: f"{name}: no route" for name in missing})
 
 
-def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
-    """Let the head tell of servers."""
-    world.said["jobs"] = {
+def jobs(world: World, *rows: dict[str, Any], **fields: Any) -> None:
+    """Set the head's report of servers."""
+    world.responses["jobs"] = {
         "jobs": [],
         "nodes": world.ray_table(),
         "actors": [],
         **supervision.head_report(*rows),
-        **more,
+        **fields,
     }
 
 
 def serve(
-    world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any
+    world: World, observed: Observed | None = None, *, spec: Desired | None = None, **fields: Any
 ) -> ServerStatus:
-    """Let one server be, and look at it."""
+    """Set one server and return its status."""
     jobs(
         world,
-        supervision.server_row(wanted or supervision.make_spec(), how, age=more.pop("age", 2.0)),
-        **more,
+        supervision.server_row(
+            spec or supervision.make_spec(), observed, age=fields.pop("age", 2.0)
+        ),
+        **fields,
     )
-    (server,) = look(world).servers
+    (server,) = query_status(world).servers
     return server

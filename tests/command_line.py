@@ -1,4 +1,4 @@
-"""The command line on simulated nodes: only the fleet, which reaches them, is another one."""
+"""The command line on simulated nodes; only `Fleet` is replaced."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ ANNA = (
     '{"pid": 4242, "since": "2026-11-21T21:00:05Z", "who": "anna", "host": "laptop", "command":'
     ' "vlaunch up"}'
 )
-# A Docker that lets everybody wait until a file is there.
+# A Docker that answers once the file `go` exists.
 _SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; done\nexit 1\n'
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one command line did."""
+    """Exit code and output of one command line."""
 
     code: int
     out: str
@@ -57,7 +57,7 @@ class Ran:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events that `--json` printed."""
+        """The printed events of `--json`."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -68,42 +68,40 @@ class FakeDocker:
         self._logs = logs
         self._all_read = threading.Barrier(max(1, len(logs)))
 
-    def containers(self, **asked: Any) -> list[dict[str, Any]]:
-        assert asked == {"all": True, "filters": {"label": "vlaunch.cluster=c"}}
+    def containers(self, **filters: Any) -> list[dict[str, Any]]:
+        assert filters == {"all": True, "filters": {"label": "vlaunch.cluster=c"}}
         return [{"Id": role, "Labels": {"vlaunch.role": role}} for role in self._logs]
 
     def logs(self, container: str, *, stream: bool, follow: bool, tail: int) -> Iterator[bytes]:
-        # In pieces that end in the middle of lines and of characters, as they come over a network.
+        # Split inside a line and a character, as over a network.
         data = self._logs[container]
         yield data[:7]
         yield data[7:]
-        if follow:  # it goes on until all others have been read as well
+        if follow:  # until all other logs have been read as well
             self._all_read.wait(timeout=5)
 
 
-class FakeHeld:
-    """A command that lives beside the others: says these lines, and ends with an answer when it is
-    told to.
-    """
+class FakeBackgroundCommand:
+    """A command beside the others: prints these lines; ends with an answer, or on request."""
 
     def __init__(
-        self, said: Iterable[Line | Answer], ended: Callable[[], None] = lambda: None
+        self, items: Iterable[Line | Answer], ended: Callable[[], None] = lambda: None
     ) -> None:
-        self._said = list(said)
+        self._items = list(items)
         self._ended = ended
         self.over: Answer | None = None
 
     def next(self, timeout: float) -> Line | Answer | None:
-        found = self._said.pop(0) if self._said else None
-        self.over = found if isinstance(found, Answer) else self.over
-        return found
+        item = self._items.pop(0) if self._items else None
+        self.over = item if isinstance(item, Answer) else self.over
+        return item
 
     def end(self) -> None:
         self._ended()
 
 
 class Tunnel:
-    """A tunnel that ends at once."""
+    """A tunnel that closes at once."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -138,22 +136,22 @@ class Cluster:
     commands: list[Command] = field(default_factory=list)
     followed: list[Command] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
-    held: list[Command] = field(default_factory=list)
+    background_commands: list[Command] = field(default_factory=list)
     lock: list[Line | Answer] = field(default_factory=lambda: [Line(node="gpu01", text="locked")])
-    holders: list[FakeHeld] = field(default_factory=list)
+    background: list[FakeBackgroundCommand] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     forwards: list[tuple[Any, ...]] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    fleet_options: list[dict[str, Any]] = field(default_factory=list)
     tunnel_port: int = 45678
 
-    def run(self, *words: str) -> Ran:
+    def run(self, *argv: str) -> Ran:
         """Run one command line with this cluster's inventory."""
         self.capsys.readouterr()
-        code = run_command(list(words))
+        code = run_command(list(argv))
         return Ran(code, *self.capsys.readouterr())
 
     def unwant(self, name: str = "default") -> None:
-        """End a server as somebody else's `vlaunch stop` would."""
+        """Remove a server as another operator's `vlaunch stop` would."""
         del self.world.machines["gpu01"].files[f"server/{name}/desired.json"]
 
     def write(self, text: str) -> Inventory:
@@ -170,7 +168,7 @@ def cluster(
     capsys: pytest.CaptureFixture[str],
     _no_py_spy: None,
 ) -> Cluster:
-    """Two nodes with the image and nothing else; the inventory is where one stands."""
+    """Two nodes with the image and nothing else; the inventory is in the working directory."""
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY)
     monkeypatch.chdir(tmp_path)
@@ -179,14 +177,14 @@ def cluster(
     monkeypatch.delenv("VLAUNCH_INVENTORY", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    made = Cluster(path=path, world=World(load(path)), capsys=capsys)
+    cluster = Cluster(path=path, world=World(load(path)), capsys=capsys)
 
     class FakeFleet(contextlib.nullcontext["FakeFleet"]):
-        """Stands where `Fleet` does: the one boundary."""
+        """The replacement of `Fleet`."""
 
-        def __init__(self, inventory: Inventory, **asked: Any) -> None:
+        def __init__(self, inventory: Inventory, **options: Any) -> None:
             super().__init__(self)
-            made.asked.append(asked)
+            cluster.fleet_options.append(options)
 
         def __enter__(self) -> FakeFleet:
             return self
@@ -194,71 +192,73 @@ def cluster(
         def connect(self, nodes: Iterable[str] | None = None) -> dict[str, ConnectError]:
             return {
                 name: error
-                for name, error in made.missing.items()
+                for name, error in cluster.missing.items()
                 if nodes is None or name in set(nodes)
             }
 
-        def hold(self, command: Command) -> FakeHeld:
-            made.held.append(command)
-            made.trace.append("hold")
-            made.holders.append(FakeHeld(made.lock, lambda: made.trace.append("free")))
-            return made.holders[-1]
+        def hold(self, command: Command) -> FakeBackgroundCommand:
+            cluster.background_commands.append(command)
+            cluster.trace.append("hold")
+            cluster.background.append(
+                FakeBackgroundCommand(cluster.lock, lambda: cluster.trace.append("free"))
+            )
+            return cluster.background[-1]
 
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-            made.commands.extend(commands)
-            made.trace.append("run")
-            lost = [command.node for command in commands if command.node in made.missing]
-            assert not lost, f"asked although not reached: {lost}"
-            return FakeTransport(made.world.answer).run(commands)
+            cluster.commands.extend(commands)
+            cluster.trace.append("run")
+            lost = [command.node for command in commands if command.node in cluster.missing]
+            assert not lost, f"queried although not reached: {lost}"
+            return FakeTransport(cluster.world.answer).run(commands)
 
         def stream(self, commands: Sequence[Command]) -> Iterator[Line | Answer]:
-            made.followed.extend(commands)
+            cluster.followed.extend(commands)
             for command in commands:
-                for text in made.server_log:
+                for text in cluster.server_log:
                     yield Line(node=command.node, text=text)
                 yield Line(node=command.node, text="noise", error=True)
                 yield Answer(node=command.node, code=0)
 
         def docker(self, node: str) -> FakeDocker:
-            return FakeDocker(made.logs.get(node, {}))
+            return FakeDocker(cluster.logs.get(node, {}))
 
         def read_file(self, node: str, container: str, path: str) -> Iterator[bytes]:
-            yield made.contents.get(Path(path).name) or Path(path).read_bytes()
+            yield cluster.contents.get(Path(path).name) or Path(path).read_bytes()
 
         def forward(self, node: str, host: str, port: int, local_port: int = 0) -> Tunnel:
-            made.forwards.append((node, host, port, local_port))
-            return Tunnel(local_port or made.tunnel_port)
+            cluster.forwards.append((node, host, port, local_port))
+            return Tunnel(local_port or cluster.tunnel_port)
 
     monkeypatch.setattr("launcher.ssh.fleet.Fleet", FakeFleet)
-    # Waits cost no time, and every look at the clock is a second later.
+    # Waits cost no time; the clock advances a second per reading.
     ticks = itertools.count()
     defaults = apply.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
     monkeypatch.setitem(defaults, "sleep", lambda _: None)
-    # A server is watched by the real clock: what never comes must not be asked for without a rest.
+    # Servers are watched by the real clock; without a short sleep, the wait would spin.
     defaults = watch_start.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
-    return made
-
-
-@pytest.fixture
-def up(cluster: Cluster) -> Cluster:
-    """A cluster that is up."""
-    assert cluster.run("up").code == 0
-    for kept in (
-        cluster.world.changes,
-        cluster.commands,
-        cluster.trace,
-        cluster.held,
-        cluster.holders,
-    ):
-        kept.clear()
     return cluster
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cluster that is this machine, with a Docker that answers when `go` is there."""
+def up(cluster: Cluster) -> Cluster:
+    """A running cluster."""
+    assert cluster.run("up").code == 0
+    for recorded in (
+        cluster.world.changes,
+        cluster.commands,
+        cluster.trace,
+        cluster.background_commands,
+        cluster.background,
+    ):
+        recorded.clear()
+    return cluster
+
+
+@pytest.fixture
+def local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cluster of this machine, with a Docker that answers once `go` exists."""
     docker = tmp_path / "docker"
     docker.write_text(_SLOW.format(tmp_path))
     docker.chmod(0o755)
@@ -276,15 +276,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def launch(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start launchers of their own; none outlives the test."""
+def launch(local_cluster: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start launchers as processes; end them after the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str, user: str = "anna") -> subprocess.Popen[str]:
+    def start(*argv: str, user: str = "anna") -> subprocess.Popen[str]:
         env = {**os.environ, "LOGNAME": user}
         started.append(
             subprocess.Popen(
-                [*VLAUNCH, *words],
+                [*VLAUNCH, *argv],
                 env=env,
                 stderr=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -294,13 +294,13 @@ def launch(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         return started[-1]
 
     yield start
-    (here / "go").touch()
+    (local_cluster / "go").touch()
     for launcher in started:
         launcher.kill()
         launcher.communicate()
 
 
-def held(capsys: pytest.CaptureFixture[str]) -> bool:
+def is_locked(capsys: pytest.CaptureFixture[str]) -> bool:
     capsys.readouterr()
     assert run_command(["lock", "--json"]) == 0
     return bool(json.loads(capsys.readouterr().out)["held"])

@@ -1,4 +1,4 @@
-"""What holds for every test, and inventories for those that want one."""
+"""Settings for all tests, and the inventory fixture."""
 
 from __future__ import annotations
 
@@ -19,46 +19,42 @@ Load = Callable[..., Inventory]
 # Simulated nodes under the command line, and under `status`.
 pytest_plugins = ["tests.command_line", "tests.cluster_status"]
 
-# Every day the same examples, and no deadline: one that waited for a core, beside other tests, has
-# not failed.
+# The same examples every day, and no deadline: on a busy machine an example may wait for a core.
 settings.register_profile("everyday", max_examples=25, derandomize=True, deadline=None)
 settings.register_profile(
     "more", max_examples=25 * int(os.environ.get("VLAUNCH_EXAMPLES", "1")), deadline=None
 )
 settings.load_profile("more" if "VLAUNCH_EXAMPLES" in os.environ else "everyday")
-gc.disable()  # thousands of tests are collected, and all of them stay
+# A developer's imported recipes would replace the packaged ones.
+os.environ["XDG_DATA_HOME"] = "/nonexistent"
+gc.disable()  # collection creates many objects, and all of them stay
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers to a core; three where tests start programs, and wait half of their time for them
-    and for deadlines.
-    """
+    """Return two workers per core; three for tests of programs, which mostly wait."""
     waiting = str(config.getoption("markexpr")).startswith("processes")
     return min((3 if waiting else 2) * (os.cpu_count() or 1), 12)
 
 
 def pytest_collection_finish() -> None:
-    """Take what was collected out of the garbage collector's rounds: that is a tenth of the run."""
+    """Exempt the collected tests from garbage collection: a tenth of the run."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> Iterator[None]:
-    """Let Ctrl-C end what tests and fixtures start, even in a run that a script put in the
-    background, with SIGINT ignored.
-    """
-    # Programs inherit that a signal is ignored, but not a handler: with one here, they begin with
-    # the default.
+def _ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the tests' programs even where a script started pytest with SIGINT ignored."""
+    # Programs inherit an ignored signal, but not a handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
-def _no_secret_is_known() -> Iterator[None]:
-    """A value that one test's program learned must not be hidden from the next one."""
+def _forget_secrets() -> Iterator[None]:
+    """Clear the secrets to redact, so that none of one test affects the next."""
     redaction.clear_secrets()
     yield
     redaction.clear_secrets()
@@ -66,14 +62,14 @@ def _no_secret_is_known() -> Iterator[None]:
 
 @pytest.fixture
 def load() -> Load:
-    """Load an inventory of two nodes with more keys at the top, or other nodes."""
+    """Load an inventory of two nodes, with further top-level keys, or other nodes."""
 
-    def make(more: str = "", nodes: str = "") -> Inventory:
-        two = (
+    def make(keys: str = "", nodes: str = "") -> Inventory:
+        default_nodes = (
             "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus: 8}]"
         )
         return loads(
-            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n",
+            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{keys}\n{nodes or default_nodes}\n",
             Path("inventory.yaml"),
         )
 

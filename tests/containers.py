@@ -1,4 +1,4 @@
-"""A container as a node reports it, for tests that care for some of what it says."""
+"""A container, as reported by a node, for tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from launcher.tools.docker import Container
 
 
-def container(name: str = "vlaunch-c-gpu01", **said: Any) -> Container:
-    """Return a running container of the head's, but for what is `said`."""
-    usual: dict[str, Any] = {
+def container(name: str = "vlaunch-c-gpu01", **changes: Any) -> Container:
+    """Return the head's running container, with changes."""
+    defaults: dict[str, Any] = {
         "id": "1",
         "role": "head",
         "node": "gpu01",
@@ -21,4 +21,4 @@ def container(name: str = "vlaunch-c-gpu01", **said: Any) -> Container:
         "env": {},
         "labels": {},
     }
-    return Container(name=name, **{**usual, **said})
+    return Container(name=name, **{**defaults, **changes})

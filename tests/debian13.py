@@ -1,4 +1,4 @@
-"""A small Debian 13 with podman, which `make machine-exports` builds beside the practice image."""
+"""A small Debian 13 with podman, built by `make machine-exports` beside the lab image."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ MISSING = "is not there: `make machine-exports` brings it"
 
 
 def program(name: str) -> Path | None:
-    """Return where a program of it is; None where it is not."""
+    """Return the path of one of its programs; None if it is missing."""
     path = ROOT / "usr" / "bin" / name
     return path if path.exists() else None

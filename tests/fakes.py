@@ -1,6 +1,4 @@
-"""The one fake, at the one boundary: a Transport that answers from a function and remembers what it
-was asked.
-"""
+"""A transport that answers from a function and records its commands."""
 
 from __future__ import annotations
 
@@ -11,11 +9,8 @@ from launcher.core.transport import Command
 
 
 class FakeTransport:
-    """Answers each command with `handler(command)`; `commands` records them in the order they were
-    sent.
-
-    A handler that returns None did not expect the command: that fails the test, with the argv in
-    the message.
+    """Answers commands with `handler(command)`; `commands` records them in order. A handler returns
+    None for an unexpected command, which fails the test.
     """
 
     def __init__(self, handler: Callable[[Command], Answer | None]) -> None:

@@ -1,6 +1,4 @@
-"""Files that nobody would write: what the tests of all YAML readers feed them with, and how they
-must refuse it.
-"""
+"""Arbitrary YAML files for the readers, and a check of their mistakes."""
 
 from __future__ import annotations
 
@@ -10,31 +8,29 @@ from collections.abc import Iterator, Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# The folder that a test reads from is the same for all of its examples.
+# All examples of a test share its folder.
 quick = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     derandomize=True,
 )
 
-# YAML's own characters: anything that may trip the parser.
+# YAML's special characters.
 yamls_own = st.text(alphabet="{}[]:,-&*!|>'\"%@`#?<= \n\tab01", max_size=200)
 
 
-def values(keys: Sequence[str], words: Sequence[str]) -> st.SearchStrategy[object]:
-    """Anything that YAML can hold, often under keys that the reader knows, and with words that mean
-    something to it.
-    """
+def values(keys: Sequence[str], scalars: Sequence[str]) -> st.SearchStrategy[object]:
+    """Return arbitrary YAML values, often with known keys and meaningful scalars."""
     names = st.one_of(st.sampled_from(keys), st.text(max_size=8))
-    scalars = st.one_of(
+    leaves = st.one_of(
         st.none(),
         st.booleans(),
         st.integers(),
         st.floats(),
         st.text(max_size=20),
-        st.sampled_from(words),
+        st.sampled_from(scalars),
     )
     return st.recursive(
-        scalars,
+        leaves,
         lambda inner: st.one_of(
             st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=4)
         ),
@@ -43,9 +39,7 @@ def values(keys: Sequence[str], words: Sequence[str]) -> st.SearchStrategy[objec
 
 
 def near(text: str) -> Iterator[str]:
-    """Yield a good file with a line gone, doubled, or changed in a character: near the truth is
-    where mistakes are made.
-    """
+    """Yield nearly valid files: with a line removed, doubled, or changed in a character."""
     chance = random.Random(7)
     for _ in range(25):
         lines = text.splitlines()
@@ -66,9 +60,7 @@ def near(text: str) -> Iterator[str]:
 
 
 def check(mistakes: Sequence[str], file: str) -> None:
-    """Check that there are mistakes, that each is one line which names the file, and that all can
-    be printed.
-    """
+    """Check for mistakes of one printable line each that starts with the file's name."""
     assert mistakes
     for line in mistakes:
         assert line.startswith(f"{file}:")

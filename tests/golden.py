@@ -1,6 +1,4 @@
-"""Text that is kept in files: compared as it is, and written anew when VLAUNCH_WRITE_GOLDEN is
-set.
-"""
+"""Golden files: compared exactly, and rewritten if VLAUNCH_WRITE_GOLDEN is set."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from pathlib import Path
 
 
 def check(path: Path, text: str) -> None:
-    """Compare `text` with the file; a difference is shown by the assertion."""
+    """Compare `text` with the file; the assertion shows the difference."""
     if os.environ.get("VLAUNCH_WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

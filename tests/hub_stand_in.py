@@ -1,8 +1,7 @@
-"""A stand-in of Hugging Face's hub: one model, as its client asks for it (huggingface_hub 2.4).
+"""A fake Hugging Face Hub with one model, for the client huggingface_hub 2.4.
 
-Files are answered with ranges, a commit, and digests for ETags; large ones may lie elsewhere, where
-a redirect leads to; a gated model asks for a token; the first requests may be answered with 429, or
-break off.
+It serves ranges, a commit and digests as ETags, redirects large files, requires a token for a gated
+model, and can answer the first requests with 429 or truncated bodies.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """What it has and how it behaves: `token` is asked for when there is one, `busy` answers are
-    429, `broken` downloads end in the middle, `rate` is bytes a second; `elsewhere` is the address
-    that large files are redirected to. `asked` is what was asked for, `by` is by whom.
+    """Content and behaviour: a required `token`, counts of `busy` (429) answers and `broken`
+    downloads, `rate` in bytes per second, and `elsewhere`, the address for redirects of large
+    files. `requests` and `by` record requests and clients.
     """
 
     files: dict[str, bytes]
@@ -33,11 +32,11 @@ class Hub:
     broken: int = 0
     rate: float = 0.0
     elsewhere: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     by: set[str] = field(default_factory=set)
 
     def large(self, name: str) -> bool:
-        """True for files that are kept apart from git, whose digest is SHA-256."""
+        """True for LFS files; their digest is SHA-256."""
         return name.endswith((".safetensors", ".bin"))
 
     def digest(self, name: str) -> str:
@@ -72,7 +71,7 @@ class Hub:
         ]
 
     def start(self, host: str = "127.0.0.1") -> str:
-        """Listen; returns the address for HF_ENDPOINT."""
+        """Listen; return the address for HF_ENDPOINT."""
         hub = self
 
         class Handler(_Handler):
@@ -94,11 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log."""
 
     def _answer(self, *, body: bool) -> None:
         hub, path = self.of, unquote(urlsplit(self.path).path)
-        hub.asked.append(f"{self.command} {path}")
+        hub.requests.append(f"{self.command} {path}")
         hub.by.add(self.client_address[0])
         if hub.busy:
             hub.busy -= 1
@@ -109,8 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(f"/api/models/{hub.name}/tree/"):
             self._send(200, json.dumps(hub.listed()).encode(), {}, body=body)
         elif path.startswith(f"/api/models/{hub.name}"):
-            said = {"id": hub.name, "modelId": hub.name, "sha": COMMIT, "siblings": hub.listed()}
-            self._send(200, json.dumps(said).encode(), {}, body=body)
+            info = {"id": hub.name, "modelId": hub.name, "sha": COMMIT, "siblings": hub.listed()}
+            self._send(200, json.dumps(info).encode(), {}, body=body)
         elif path.startswith("/elsewhere/"):
             self._file(path.removeprefix("/elsewhere/"), body=body)
         elif path.startswith(f"/{hub.name}/resolve/"):
@@ -137,8 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(302, b"", headers, body=body)
             return
         start = 0
-        if (asked := self.headers.get("Range", "")).startswith("bytes="):
-            start = int(asked[6:].partition("-")[0])
+        if (byte_range := self.headers.get("Range", "")).startswith("bytes="):
+            start = int(byte_range[6:].partition("-")[0])
         code = 206 if start else 200
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"

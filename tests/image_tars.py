@@ -1,4 +1,4 @@
-"""Small images as Docker saves them: as 20.10 does, and in the OCI layout of 25 and newer."""
+"""Small images as Docker saves them: 20.10's format, and the OCI layout of 25 and newer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def tar_of(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -
 
 
 def sha(data: bytes) -> str:
-    """The name of a blob."""
+    """Return a blob's digest."""
     return hashlib.sha256(data).hexdigest()
 
 
 def config_of(layers: Sequence[bytes]) -> bytes:
-    """The configuration of an image of these layers."""
-    diffs = [f"sha256:{sha(each)}" for each in layers]
+    """Return the configuration of an image with these layers."""
+    diffs = [f"sha256:{sha(layer)}" for layer in layers]
     return json.dumps(
         {
             "architecture": "amd64",
@@ -45,9 +45,9 @@ def config_of(layers: Sequence[bytes]) -> bytes:
 
 
 def classic(*, twice: bool = False) -> bytes:
-    """As Docker 20.10 saves it: a folder a layer, an equal one as a link."""
+    """Return an archive of Docker 20.10: a folder per layer, duplicates as links."""
     config = config_of(LAYERS)
-    files = {f"id{at}/layer.tar": each for at, each in enumerate(LAYERS) if at != 2}
+    files = {f"id{at}/layer.tar": layer for at, layer in enumerate(LAYERS) if at != 2}
     files |= {f"{sha(config)}.json": config, "id0/VERSION": b"1.0"}
     rows = [
         {
@@ -62,7 +62,7 @@ def classic(*, twice: bool = False) -> bytes:
 
 
 def modern() -> bytes:
-    """As Docker 25 and newer save it."""
+    """Return an archive of Docker 25 and newer."""
     config = config_of(LAYERS)
     paths = [f"blobs/sha256/{sha(layer)}" for layer in LAYERS]
     files = {**dict(zip(paths, LAYERS, strict=True)), f"blobs/sha256/{sha(config)}": config}

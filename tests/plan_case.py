@@ -1,19 +1,19 @@
-"""Case folders: an inventory, what the nodes were found to be, and the script that must come of it.
+"""Case folders: an inventory, the state of its nodes, and the expected script.
 
-`inventory.yaml` is what is asked for. `observed.json` describes the nodes before:
+`observed.json` describes the nodes before the command:
 
 * `verb`: `up` (the default) or `down`
-* `offline`: true when no node is asked
-* `before`: the inventory that was brought up earlier, a file of the folder
-* `stopped`: nodes whose container has ended since
-* `without_image`: nodes that lack the inventory's image
-* `unreachable`: nodes that `down` could not reach
-* `derived`: true when the image has no Ray, so that one is derived from it
-* `nothing`: true when there is nothing to do
-* `home`: the home of the login on every node
+* `offline`: true when no node is queried
+* `before`: the inventory of an earlier `up`, a file of the folder
+* `stopped`: nodes with an exited container
+* `without_image`: nodes without the inventory's image
+* `unreachable`: nodes that `down` cannot reach
+* `derived`: true when an image with Ray is derived
+* `nothing`: true when the plan is empty
+* `home`: the SSH user's home on every node
 
-`expected.sh` is the script; a new rule is a new folder. The inventories of `sample-…` are those of
-`inventory/`, by links.
+`expected.sh` is the script; a new rule gets a new folder. The inventories of `sample-…` are links
+into `inventory/`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.simulated import World
 
 CASES = Path(__file__).parent / "plan_cases"
 ASK = CheckOptions(nonce="f00d")
-# What the cases' inventories name as secrets; none of these may be seen in a script.
+# Values of the cases' secrets; no script may contain them.
 VALUES = {
     "HF_TOKEN": "hf_thisMustStayHidden",
     "VLLM_API_KEY": "sk-this-must-stay-hidden",
@@ -56,9 +56,7 @@ TOKEN = "7ay70ken7hatmus7s7ayh1dden"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One folder, copied to where its files may be changed; `world` are its nodes as they were
-    found.
-    """
+    """One folder, copied for changes; `world` has its nodes in their initial state."""
 
     name: str
     folder: Path
@@ -69,11 +67,11 @@ class Case:
 
     @property
     def context(self) -> Path | None:
-        """Return the build context of the derived image, when there is to be one."""
+        """Return the build context of the derived image, if any."""
         return self.folder / "context.tar" if self.observed.get("derived") else None
 
     def plans(self) -> list[Plan]:
-        """Return what the verb would do, as `--dry-run` shows it."""
+        """Return the command's plans, as in `--dry-run`."""
         inventory, image = self.inventory, ray_image(self.inventory, self.context)
         if self.observed.get("verb") == "down":
             nodes = [
@@ -97,12 +95,12 @@ class Case:
         ]
 
     def run(self) -> FakeTransport:
-        """Do what the verb does, as `vlaunch` does it; the world's `changes` tell what was sent."""
+        """Run the command like `vlaunch`; the world's `changes` have the sent commands."""
         transport = FakeTransport(self.world.answer)
         first, *rest = self.plans()
         drain(first, transport)
         for _ in rest:
-            # Looked at again, as `up` does once the image is there.
+            # Probed again, as in `up` once the image exists.
             drain(self.plans()[1], transport)
         return transport
 
@@ -113,13 +111,11 @@ def names() -> list[str]:
 
 
 def open_case(name: str, folder: Path) -> Case:
-    """Copy a case folder to `folder` and put its nodes into the state that `observed.json`
-    describes.
-    """
+    """Copy a case folder to `folder` and put its nodes into the state in `observed.json`."""
     shutil.copytree(CASES / name, folder, dirs_exist_ok=True)
     observed = json.loads((folder / "observed.json").read_text())
     for secret, value in VALUES.items():
-        # Editors end a file with a newline; it is no part of the secret.
+        # Without the final newline of editors.
         (folder / f"{secret}.key").write_text(value + "\n")
         (folder / f"{secret}.key").chmod(0o600)
     inventory = load(folder / "inventory.yaml")
@@ -150,9 +146,7 @@ def open_case(name: str, folder: Path) -> Case:
 
 
 def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
-    """Return the inventory's image as one that has Ray, or, with a file for the build context, a
-    recipe that adds it.
-    """
+    """Return the inventory's image with Ray; with a build context, a recipe that adds it."""
     if context is None:
         return RayImage(tag=inventory.image, ray_version="2.60.0", python_version="3.12.3")
     tag = f"{derived.REPOSITORY}:2.60.0-0123456789ab"
@@ -172,7 +166,7 @@ def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
 def bring_up(
     inventory: Inventory, world: World, secrets: Mapping[str, Secret], context: Path | None = None
 ) -> Plan:
-    """Observe, plan and apply on a world, and return the plan."""
+    """Probe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
     facts = probe_nodes(inventory, transport, [inventory.image])
     renewal = up_inputs.renew_certificates(inventory, facts)
@@ -182,13 +176,13 @@ def bring_up(
 
 
 def drain(plan: Plan, transport: FakeTransport) -> None:
-    """Apply a plan to its end; its waits cost no time."""
+    """Apply a plan completely; its waits cost no time."""
     now = iter(range(1_000_000))
     list(apply(plan, transport, clock=lambda: float(next(now)), sleep=lambda _: None))
 
 
 def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
-    """Bring a world up and look at it."""
+    """Bring a world up and return it with its facts."""
     world = World(inventory)
     bring_up(inventory, world, {})
     return world, probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])

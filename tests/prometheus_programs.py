@@ -1,6 +1,4 @@
-"""Prometheus' own programs, as `make machine` unpacks them from Debian's package, or as the machine
-has them.
-"""
+"""Prometheus' programs, unpacked by `make machine` or installed."""
 
 from __future__ import annotations
 
@@ -11,6 +9,6 @@ _UNPACKED = Path(__file__).parents[1] / ".venv" / "prometheus" / "usr" / "bin"
 
 
 def program(name: str) -> str | None:
-    """Return where `prometheus` or `promtool` is; None where it is not."""
+    """Return the path of `prometheus` or `promtool`; None if it is missing."""
     unpacked = _UNPACKED / name
     return str(unpacked) if unpacked.exists() else shutil.which(name)

@@ -1,4 +1,4 @@
-"""What the head tells of Ray: its lists, as `ray list` gives them."""
+"""Rows of Ray's state lists, as in `ray list`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(*rows: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return one of Ray's tables as the agent answers it."""
+    """Return a list of Ray's, as the agent answers it."""
     return list(rows)
 
 
@@ -32,6 +32,6 @@ def group(gpus: int = 2, state: str = "CREATED", job: str = "02", ip: str = "") 
     return {"state": state, "creator_job_id": job, "bundles": bundles}
 
 
-def rank(ip: str, name: str = "vllm_Worker_17_PP0", **more: object) -> dict[str, Any]:
+def rank(ip: str, name: str = "vllm_Worker_17_PP0", **fields: object) -> dict[str, Any]:
     """Return an actor of vLLM's on a node."""
-    return {"name": name, "state": "ALIVE", "node_id": f"id-{ip}", **more}
+    return {"name": name, "state": "ALIVE", "node_id": f"id-{ip}", **fields}

@@ -1,4 +1,4 @@
-"""A relay in the middle of a connection that changes the data."""
+"""A relay that changes the data of a connection."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 
 class Relay:
-    """A relay from a new port on loopback to `port`, or from `listener` to what `connect` returns.
-
-    `change` maps the data from the server to the data for the client, `back` the other direction.
+    """A relay from a new port on loopback to `port`, or from `listener` to the result of `connect`.
+    `change` maps data from the server, `back` data from the client.
     """
 
     def __init__(

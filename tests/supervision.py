@@ -16,9 +16,7 @@ AT = 1_700_000_000.0  # time of the records
 
 
 def make_spec(name: str = "default", *, node: str = "gpu01", **changes: Any) -> Desired:
-    """Return a server of one process on a node, which takes two GPUs on each of two nodes, with
-    changes.
-    """
+    """Return the spec of a server with one process, and two GPUs on both nodes, with changes."""
     spec = Desired(
         name=name,
         id=f"id-{name}",
@@ -53,7 +51,7 @@ def make_record(name: str = "default", state: str = "ready", **changes: Any) -> 
 
 
 def make_fault(**changes: Any) -> Fault:
-    """Return a fault of a minute ago, from which the server has not come back."""
+    """Return an unresolved fault of a minute ago."""
     fault = Fault(
         at=AT - 60,
         what="a rank is dead",

@@ -1,5 +1,6 @@
-"""The cause of recorded failures, as the agent, the driver of batches and the launcher find it. The
-logs are those of `fixtures/causes/README.md`.
+"""Causes of recorded failures, by the agent, the batch driver and the launcher.
+
+`fixtures/causes/README.md` describes the logs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = {
         "unknown-argument",
     ),
 }
-# Whose words they are, where a log says it; argparse says them of itself.
+# The process and the address that a log names; argparse errors name none.
 PROCESS = {
     "serve_ray_memory": ("RayWorkerProc", "10.61.0.11"),
     "serve_ray_compiler": ("Worker_PP1", "10.61.0.12"),
@@ -47,7 +48,7 @@ def lines(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PROCESS)
 def test_the_root_of_a_recorded_failure(name: str) -> None:
-    """Its words, and whose they are; the agent, which keeps only telling lines, finds the same."""
+    """Message, process and address; the agent, with relevant lines only, finds the same cause."""
     text, _ = ROOT[name.removesuffix("_driver").rpartition("_")[2]]
     log = lines(name)
     raised = cause.find_exception(log)
@@ -55,26 +56,26 @@ def test_the_root_of_a_recorded_failure(name: str) -> None:
     assert raised is not None
     assert raised.text.startswith(text)
     assert (raised.process.partition(" ")[0], raised.address) == PROCESS[name]
-    told = [
+    relevant = [
         line.strip()[:400]
         for before, line in zip(["", *log], log, strict=False)
         if cause.is_relevant(line.strip()[:400], before)
     ]
-    assert cause.root_cause(told).startswith(text[:100])
+    assert cause.root_cause(relevant).startswith(text[:100])
 
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
-def test_a_recorded_failure_is_known(path: Path) -> None:
-    """By the table, to which all of the log is shown, and by the driver of batches."""
+def test_a_recorded_failure_is_identified(path: Path) -> None:
+    """By the table of symptoms, and by the batch driver."""
     kind = path.stem.removesuffix("_driver").rpartition("_")[2]
-    found = symptoms.first_match(path.read_text(encoding="utf-8"))
+    symptom = symptoms.first_match(path.read_text(encoding="utf-8"))
 
-    assert found is not None
-    assert found.id == ROOT[kind][1]
+    assert symptom is not None
+    assert symptom.id == ROOT[kind][1]
     if path.stem.startswith("batch") and "driver" not in path.stem:
         text = "\n".join(failures.root_cause_lines(lines(path.stem), "10.0.0.1"))
-        known = failures.match_failure(text, "engine")
+        failure = failures.match_failure(text, "engine")
 
-        assert known is not None
-        assert ROOT[kind][0] in known.evidence.splitlines()[0]
-        assert "ip=10.0.0.1) " in known.evidence
+        assert failure is not None
+        assert ROOT[kind][0] in failure.evidence.splitlines()[0]
+        assert "ip=10.0.0.1) " in failure.evidence

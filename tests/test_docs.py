@@ -1,4 +1,4 @@
-"""The documentation keeps up with the program."""
+"""Documentation against the code: commands, links, files, counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-# Generated from help texts and schemas, whose words are not counted.
+# Generated from help texts and schemas; their words are not counted.
 LISTS = {DOCS / "reference" / name for name in ("commands.md", "inventory.md", "job.md")}
 # Beginnings of paths in other projects' repositories.
 FOREIGN = (
@@ -43,46 +43,43 @@ SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
 def commands(text: str) -> list[str]:
-    """Return what a page tells to type: lines of `sh` blocks, and those with a prompt in `console`
-    blocks.
-    """
-    found = []
+    """Return a page's commands: lines of `sh` blocks, prompts of `console` blocks."""
+    lines = []
     for kind, block in re.findall(
         r"^```(sh|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL
     ):
-        lines = block.splitlines()
-        found += [
-            line.removeprefix("$ ") for line in lines if kind == "sh" or line.startswith("$ ")
+        lines += [
+            line.removeprefix("$ ")
+            for line in block.splitlines()
+            if kind == "sh" or line.startswith("$ ")
         ]
-    typed = [re.sub(r"^(sudo )?(\.venv/bin/)?(?=vlaunch )", "", line) for line in found]
+    typed = [re.sub(r"^(sudo )?(\.venv/bin/)?(?=vlaunch )", "", line) for line in lines]
     return [line for line in typed if line.startswith("vlaunch ")]
 
 
 def mentioned(text: str) -> list[str]:
-    """Return the commands that stand within sentences; those in tables and with placeholders are no
-    command lines.
-    """
+    """Return the commands within sentences, without tables and placeholders."""
     prose = re.sub(r"^```.*?^```|^\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
     return [
         line
-        for line in (" ".join(each.split()) for each in re.findall(r"`(vlaunch [^`]+)`", prose))
+        for line in (" ".join(match.split()) for match in re.findall(r"`(vlaunch [^`]+)`", prose))
         if "…" not in line
     ]
 
 
 def parse(line: str) -> click.Context:
     """Parse a command line as the program does, without running it; raises click's errors."""
-    # What the shell takes away: comments, redirections, and what stands behind a pipe.
-    words = shlex.split(re.sub(r" \d?>\S+| [|<] .*", "", line), comments=True)[1:]
-    if words[0].startswith("-"):
-        return cli.make_context("vlaunch", words)
-    command = cli.get_command(click.Context(cli), words[0])
+    # Without comments, redirections, and what follows a pipe.
+    argv = shlex.split(re.sub(r" \d?>\S+| [|<] .*", "", line), comments=True)[1:]
+    if argv[0].startswith("-"):
+        return cli.make_context("vlaunch", argv)
+    command = cli.get_command(click.Context(cli), argv[0])
     assert command is not None, f"no such command: {line}"
-    return command.make_context(words[0], words[1:])
+    return command.make_context(argv[0], argv[1:])
 
 
-def asked() -> list[tuple[str, str]]:
-    """Return every command of every page, with the page."""
+def documented_commands() -> list[tuple[str, str]]:
+    """Return (page, command) for every command of every page."""
     lists = {str(page.relative_to(ROOT)) for page in LISTS}
     texts = zip(NAMES, [page.read_text(encoding="utf-8") for page in PAGES], strict=True)
     return [
@@ -94,7 +91,7 @@ def asked() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a sentence, not only with flags."""
+    """Its help has a sentence, not only flags."""
     assert run_command([name, "--help"]) == 0
     out = capsys.readouterr().out
 
@@ -102,16 +99,16 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert len(out.split("\n\n")[1].strip()) > 20
 
 
-@pytest.mark.parametrize("page", [path.name for path in reference.pages()])
+@pytest.mark.parametrize("page", [str(path.relative_to(DOCS)) for path in reference.pages()])
 def test_the_reference_is_up_to_date(page: str) -> None:
-    """It has the commands, keys, checks and failures of the code; `make reference` writes it."""
-    path = reference.FOLDER / page
+    """`make reference` writes it from the code's commands, keys, checks, failures and versions."""
+    path = DOCS / page
 
     assert reference.pages()[path] == path.read_text(encoding="utf-8")
 
 
 def test_the_site_has_every_page() -> None:
-    """In the navigation of its first page."""
+    """The navigation of its index lists all pages."""
     linked = re.findall(r"^([a-z-]+/[a-z-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
 
     assert sorted(linked) == sorted(
@@ -120,32 +117,32 @@ def test_the_site_has_every_page() -> None:
 
 
 def test_the_readme_has_the_number_of_checks() -> None:
-    """Those of the catalogue."""
+    """The catalogue's."""
     assert f" {len(catalogue.CATALOGUE)} checks " in README.read_text()
 
 
-def test_the_readme_has_the_commands_in_the_order_in_which_people_use_them() -> None:
-    """In the transcript at its top."""
+def test_the_readme_has_the_commands_in_order_of_use() -> None:
+    """In its first transcript."""
     shown = [line.split()[1] for line in commands(README.read_text().partition("\n## ")[0])]
 
     assert shown == ["init", "check", "up", "check-nccl", "serve"]
 
 
-@pytest.mark.parametrize(("page", "line"), asked())
-def test_every_command_in_the_documentation_can_be_typed(page: str, line: str) -> None:
-    """Commands, options and their values are the program's own."""
+@pytest.mark.parametrize(("page", "line"), documented_commands())
+def test_every_documented_command_parses(page: str, line: str) -> None:
+    """Commands, options and values parse."""
     try:
         context = parse(line)
     except click.exceptions.Exit:  # --help and its like
         return
 
     for option in ("only", "skip", "group") if context.info_name == "check" else ():
-        words = ",".join(context.params[option]).split(",") if context.params[option] else []
-        assert len(catalogue.select_checks(**{option: words})) > 0, page
+        names = ",".join(context.params[option]).split(",") if context.params[option] else []
+        assert len(catalogue.select_checks(**{option: names})) > 0, page
 
 
-def test_a_command_that_cannot_be_typed_is_seen() -> None:
-    """An option that is not there, and a command that is not."""
+def test_an_unknown_command_is_reported() -> None:
+    """An unknown option, and an unknown command."""
     with pytest.raises(click.UsageError):
         parse("vlaunch check-nccl --requires rdma   # a comment")
     with pytest.raises(AssertionError):
@@ -153,20 +150,20 @@ def test_a_command_that_cannot_be_typed_is_seen() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
-def test_links_lead_somewhere(path: Path) -> None:
-    """Files that are there, and headings that are in them."""
+def test_links_resolve(path: Path) -> None:
+    """Files and headings that exist."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
         name, _, heading = target.partition("#")
         if name.startswith(("http:", "https:")):
             continue
-        there = path.parent / name if name else path
-        assert there.exists(), target
-        assert not heading or heading in _anchors(there.read_text(encoding="utf-8")), target
+        linked = path.parent / name if name else path
+        assert linked.exists(), target
+        assert not heading or heading in _anchors(linked.read_text(encoding="utf-8")), target
 
 
 def test_pages_that_the_code_prints_exist() -> None:
-    """`docs/PAGE.md#SECTION`, with the sections that are no placeholders."""
-    found = {
+    """`docs/PAGE.md#SECTION`, sections included unless they are placeholders."""
+    links = {
         link
         for folder in ("launcher", "inventory", "benchmarks", "scripts")
         for path in (ROOT / folder).rglob("*")
@@ -174,7 +171,7 @@ def test_pages_that_the_code_prints_exist() -> None:
         for link in re.findall(r"\bdocs/[a-z/-]+\.md(?:#[a-z-]+)?", path.read_text("utf-8"))
         if not link.startswith(FOREIGN)
     }
-    sections = {link: link.partition("#") for link in found}
+    sections = {link: link.partition("#") for link in links}
 
     assert [link for link, (page, _, _) in sections.items() if not (ROOT / page).exists()] == []
     assert [
@@ -186,14 +183,12 @@ def test_pages_that_the_code_prints_exist() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
 def test_files_that_a_page_names_exist(path: Path) -> None:
-    """Programs and folders, by their path from the root, `launcher/`, `benchmarks/` or the page, or
-    by their name alone.
-    """
+    """Programs and folders, by path or by name alone."""
     assert [name for name in _files(path.read_text(encoding="utf-8")) if not _exists(name)] == []
 
 
 def test_files_of_the_launcher_that_the_code_names_exist() -> None:
-    """In comments, docstrings and strings, by their path from the root."""
+    """In comments, docstrings and strings, by path from the root."""
     missing = {
         f"{path.relative_to(ROOT)}: {name}"
         for folder in ("launcher", "benchmarks", "scripts")
@@ -206,8 +201,8 @@ def test_files_of_the_launcher_that_the_code_names_exist() -> None:
     assert missing == set()
 
 
-def test_a_file_that_does_not_exist_is_seen() -> None:
-    """By its path and by its name; placeholders and other projects' files are left out."""
+def test_a_missing_file_is_reported() -> None:
+    """By path and by name; placeholders and other projects' files are exempt."""
     text = "`tools/gone.py` `gone.sh` `core/gone/` `core/plan.py` `tools/NAME.py` `vllm/envs.py`"
 
     assert [name for name in _files(text) if not _exists(name)] == [
@@ -216,15 +211,15 @@ def test_a_file_that_does_not_exist_is_seen() -> None:
 
 
 def test_the_diagram_of_the_layout_is_up_to_date() -> None:
-    """It shows the bands of the import contract; `make layout` draws it."""
+    """`make layout` draws it from the import contract."""
     page = layout.PAGE.read_text(encoding="utf-8")
 
-    assert layout.updated(page) == page
+    assert layout.update_page(page) == page
     assert [name for name in ("cli/", "batch/", "core/") if f"│ {name}" not in page] == []
 
 
-def test_the_architecture_has_every_command_in_the_row_of_its_folder() -> None:
-    """But those of `cli/` itself, which are about the program."""
+def test_the_architecture_lists_every_command_with_its_folder() -> None:
+    """Except for those of `cli/` itself."""
     rows = re.findall(r"^\| (`.+/`) \| (.+?) \|", layout.PAGE.read_text("utf-8"), re.MULTILINE)
     placed = {(name, f"`{module.split('.')[1]}/`") for name, (module, _, _) in COMMANDS.items()}
     listed = {
@@ -238,26 +233,24 @@ def test_the_architecture_has_every_command_in_the_row_of_its_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "words"),
+    ("page", "limit"),
     [("README.md", 600), ("docs/explanation/architecture.md", 1800), ("CONTRIBUTING.md", 1000)],
 )
-def test_pages_that_are_read_first_are_short(page: str, words: int) -> None:
-    """With their diagrams and tables."""
-    assert _words(ROOT / page) <= words
+def test_pages_that_are_read_first_are_short(page: str, limit: int) -> None:
+    """Diagrams and tables included."""
+    assert _count_words(ROOT / page) <= limit
 
 
 def test_the_site_is_short() -> None:
-    """All pages together, without the lists of options and keys; no page is a book."""
-    words = {page: _words(page) for page in DOCS.rglob("*.md") if page not in LISTS}
-    generated = {page for page in reference.pages() if page in words}
+    """All pages together, and each page, without the lists of options and keys."""
+    counts = {page: _count_words(page) for page in DOCS.rglob("*.md") if page not in LISTS}
+    generated = {page for page in reference.pages() if page in counts}
 
-    assert sum(words.values()) <= 30_000
-    assert [page.name for page in words.keys() - generated if words[page] > 1_800] == []
-
-    assert sum(words.values()) <= 30_000
+    assert sum(counts.values()) <= 30_000
+    assert [page.name for page in counts.keys() - generated if counts[page] > 1_800] == []
     assert [
         page.name
-        for page, count in words.items()
+        for page, count in counts.items()
         if count > 2_100
         and page.name
         not in (
@@ -267,36 +260,34 @@ def test_the_site_is_short() -> None:
     ] == []
 
 
-def test_the_network_page_tells_of_every_mark_in_the_matrix() -> None:
-    """A reader of the matrix finds each."""
+def test_the_network_page_explains_every_mark_of_the_matrix() -> None:
+    """Every mark of the matrix is explained."""
     text = NETWORK.read_text()
 
     assert [name for name in ui.MARKS if f"`{name}`" not in text] == []
 
 
-def test_the_network_page_tells_of_every_cause() -> None:
-    """What is seen and the cause; one row each, and one for a container without devices and for a
-    wrong name of a device.
-    """
+def test_the_network_page_has_every_cause() -> None:
+    """One row each, plus one for a container without devices and one for a wrong device name."""
     section = NETWORK.read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
 
     assert len(rows) == len(causes.TABLE) + 2
-    for each in causes.TABLE:
-        words = [
-            word for word in re.findall(r"[A-Za-z]{4,}", each.cause) if not word.startswith("NCCL")
+    for entry in causes.TABLE:
+        terms = [
+            term for term in re.findall(r"[A-Za-z]{4,}", entry.cause) if not term.startswith("NCCL")
         ]
-        assert any(all(word.lower()[:4] in row.lower() for word in words[-2:]) for row in rows), (
-            each.cause
+        assert any(all(term.lower()[:4] in row.lower() for term in terms[-2:]) for row in rows), (
+            entry.cause
         )
 
 
-def test_the_network_page_tells_of_every_field() -> None:
-    """Of `--json`, with and without `--from-log`."""
+def test_the_network_page_explains_every_field() -> None:
+    """Of `--json`, with and without `--log`."""
     text = OUTPUT.read_text()
-    top = {"passed", "summary", *(each.name for each in fields(network_shape.Verdict))}
+    top = {"passed", "summary", *(item.name for item in fields(network_shape.Verdict))}
     inner = {
-        each.name for noun in (network_shape.Cell, Collective, Finding) for each in fields(noun)
+        item.name for noun in (network_shape.Cell, Collective, Finding) for item in fields(noun)
     }
     link = nccl_log.parse_log(
         [b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"]
@@ -314,17 +305,16 @@ def test_the_network_page_tells_of_every_field() -> None:
 def test_the_table_of_dependencies_is_complete() -> None:
     """Every dependency of pyproject.toml, and no other."""
     page = (DOCS / "reference" / "dependencies.md").read_text()
-    section = page.partition("\nRemoved:")[0]
-    rows = re.findall(r"^\| (?!library)([\w, ;-]+) \|", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (?!library)([\w, ;-]+) \|", page, flags=re.MULTILINE)
     named = {name.lower() for row in rows for name in re.split("[,;] ", row)}
     named = {f"types{name}" if name.startswith("-") else name for name in named}
-    wanted = re.findall(r'^  "([\w-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    required = re.findall(r'^  "([\w-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
-    assert named == {name.lower() for name in wanted}
+    assert named == {name.lower() for name in required}
 
 
-def _words(page: Path) -> int:
-    """Count the words of a page; what only draws a table or a diagram is none."""
+def _count_words(page: Path) -> int:
+    """Count the words of a page, without the lines of tables and diagrams."""
     return len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8")))
 
 
@@ -334,7 +324,7 @@ def _anchors(text: str) -> set[str]:
 
 
 def _files(text: str) -> list[str]:
-    """Return the programs and the folders of this repository that a page names."""
+    """Return this repository's programs and folders that a page names."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     names = re.findall(r"`([\w./-]+\.(?:py|sh))`", prose)
     names += [

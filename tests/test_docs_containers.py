@@ -1,6 +1,4 @@
-"""docs/reference/containers.md has everything that dry runs of `up` give to containers, and nothing
-else.
-"""
+"""docs/reference/containers.md against the containers in dry runs of `up`."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from launcher.inventory.load import load
 from tests import plan_case as case
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "containers.md"
-# What these options are given is ours to explain; of the others it is the inventory's.
+# Options whose values are explained; the values of others come from the inventory.
 EXPLAINED = {
     "--network",
     "--ipc",
@@ -31,10 +29,8 @@ EXPLAINED = {
 COUNTED = {"--ulimit", "--log-opt"}  # NAME=VALUE, of which the name is explained
 
 
-def _told(heading: str) -> dict[str, list[str]]:
-    """Return the rows of the first table behind a heading, by each thing that their first cell
-    names.
-    """
+def _rows(heading: str) -> dict[str, list[str]]:
+    """Return the rows of the first table after a heading, by each name in their first cell."""
     section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
     lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
     table = list(takewhile(lambda line: line.startswith("|"), lines))[2:]
@@ -42,28 +38,28 @@ def _told(heading: str) -> dict[str, list[str]]:
     return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-OPTIONS = _told("Options of `docker run`")
-VARIABLES = _told("Variables") | _told("Compile caches")
-RAY = _told("Options of `ray start`")
+OPTIONS = _rows("Options of `docker run`")
+VARIABLES = _rows("Variables") | _rows("Compile caches")
+RAY = _rows("Options of `ray start`")
 
 
 def _starts(name: str) -> Iterator[list[str]]:
-    """Yield the words of each `docker run` of a dry run that starts a node's container."""
+    """Yield the arguments of each `docker run` of a dry run that starts a node's container."""
     for line in (case.CASES / name / "expected.sh").read_text(encoding="utf-8").splitlines():
         if "docker run --detach" in line:
-            words = shlex.split(line.removesuffix(" &"))
-            yield words[words.index("run") + 1 :]
+            argv = shlex.split(line.removesuffix(" &"))
+            yield argv[argv.index("run") + 1 :]
 
 
-def _options(words: list[str], inventory: Inventory) -> Iterator[str]:
-    """Yield the options before the image; those that the inventory itself names by the option."""
+def _options(argv: list[str], inventory: Inventory) -> Iterator[str]:
+    """Yield the options before the image, without values that come from the inventory."""
     own = {*inventory.devices, *inventory.cap_add, *inventory.ulimits}
     own |= {*(inventory.logging.options or {})}
-    before = words[: words.index("--entrypoint") + 1]
-    for option, given in pairwise([*before, ""]):
+    before = argv[: argv.index("--entrypoint") + 1]
+    for option, argument in pairwise([*before, ""]):
         if not option.startswith("--"):
             continue
-        value = re.sub(r"(?<=^/dev/dri/renderD)\d+$", "N", given)
+        value = re.sub(r"(?<=^/dev/dri/renderD)\d+$", "N", argument)
         name = value.partition("=")[0]
         if option in COUNTED and name not in own:
             yield f"{option} {name}="
@@ -73,38 +69,38 @@ def _options(words: list[str], inventory: Inventory) -> Iterator[str]:
             yield option
 
 
-def _variables(words: list[str], inventory: Inventory) -> set[str]:
-    given = {value.partition("=")[0] for option, value in pairwise(words) if option == "--env"}
-    return given - {name for node in inventory.nodes for name in node.env}
+def _variables(argv: list[str], inventory: Inventory) -> set[str]:
+    names = {value.partition("=")[0] for option, value in pairwise(argv) if option == "--env"}
+    return names - {name for node in inventory.nodes for name in node.env}
 
 
-def _ray(words: list[str]) -> set[str]:
-    after = words[words.index("--") :] if "--" in words else []
-    return {word for word in after[1:] if word.startswith("--")}
+def _ray(argv: list[str]) -> set[str]:
+    after = argv[argv.index("--") :] if "--" in argv else []
+    return {argument for argument in after[1:] if argument.startswith("--")}
 
 
 @pytest.mark.parametrize("name", case.names())
-def test_whatever_is_given_is_told(name: str) -> None:
-    """Each option and variable of each dry run has its row."""
+def test_everything_passed_is_documented(name: str) -> None:
+    """Every option and variable of every dry run has a row."""
     inventory = load(case.CASES / name / "inventory.yaml")
-    for words in _starts(name):
-        assert {*_options(words, inventory)} - {*OPTIONS} == set()
-        assert _variables(words, inventory) - {*VARIABLES} == set()
-        assert _ray(words) - {*RAY} == set()
+    for argv in _starts(name):
+        assert {*_options(argv, inventory)} - {*OPTIONS} == set()
+        assert _variables(argv, inventory) - {*VARIABLES} == set()
+        assert _ray(argv) - {*RAY} == set()
 
 
-def test_whatever_is_told_is_given() -> None:
-    """By a dry run among the cases."""
-    given = set[str]()
+def test_everything_documented_is_passed() -> None:
+    """By at least one dry run."""
+    passed = set[str]()
     for name in case.names():
         inventory = load(case.CASES / name / "inventory.yaml")
-        for words in _starts(name):
-            given |= {*_options(words, inventory), *_variables(words, inventory), *_ray(words)}
+        for argv in _starts(name):
+            passed |= {*_options(argv, inventory), *_variables(argv, inventory), *_ray(argv)}
 
-    assert {*OPTIONS, *VARIABLES, *RAY} - given == set()
+    assert {*OPTIONS, *VARIABLES, *RAY} - passed == set()
 
 
-def test_each_has_its_reason_and_its_source() -> None:
+def test_every_row_has_a_reason_and_a_source() -> None:
     """No cell is empty; a source is a link, a file or a page."""
     for row in (*OPTIONS.values(), *VARIABLES.values(), *RAY.values()):
         assert all(cell.strip() for cell in row), row

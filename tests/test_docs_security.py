@@ -1,4 +1,4 @@
-"""The security model and the tables of ports and permissions say what the code does."""
+"""The security model and the tables of ports and permissions, against the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, {host: gpu02, ip: 10.0.0.12, gpus
 
 
 def _table(heading: str) -> list[list[str]]:
-    """Return the rows of the first table behind some words."""
+    """Return the rows of the first table after a heading."""
     lines = TEXT.partition(heading)[2].splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("|"))
     rows = []
@@ -46,16 +46,16 @@ PORTS = {row[0].strip("`"): row for row in _table("## Ports")}
 
 
 def test_every_port_is_in_the_table_with_its_default() -> None:
-    """In the order of the inventory's keys, none more and none less."""
+    """Exactly the inventory's keys, in their order."""
     assert {name: row[1] for name, row in PORTS.items()} == {
-        each.name: str(each.default) for each in fields(Ports)
+        field.name: str(field.default) for field in fields(Ports)
     }
-    assert list(PORTS) == [each.name for each in fields(Ports)]
+    assert list(PORTS) == [field.name for field in fields(Ports)]
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
-    """What only the head is told is on the head; vLLM's own and the check's are not told to Ray."""
+def test_a_port_is_on_the_documented_nodes(name: str) -> None:
+    """Ray's ports are in its commands; vLLM's, the agent's and the check's are not."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
     number = str(getattr(inventory.ports, name))
     head, worker = (
@@ -69,31 +69,29 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
         assert PORTS[name][2] == ("every node" if name == "copy" else "head")
 
 
-def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
+def test_the_rendezvous_port_of_batches_is_documented() -> None:
     """In the table and in the inventory's schema."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
     port = job_spec.place_ranks(DataParallel(size=2, port=0, nodes=()), inventory).port
-    name = next(each.name for each in fields(Ports) if getattr(inventory.ports, each.name) == port)
+    name = next(item.name for item in fields(Ports) if getattr(inventory.ports, item.name) == port)
 
     assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]
     assert "batches" in str(fields_of(Ports)[name].description)
 
 
 def test_the_dashboard_is_bound_to_loopback() -> None:
-    """As the table says; and the range that the kernel hands out is the one that the firewall
-    closes.
-    """
+    """As documented; the firewall closes the kernel's range of dynamic ports."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
-    words = ray.start_head(inventory.head, inventory)
+    argv = ray.start_head(inventory.head, inventory)
 
-    assert words[words.index("--dashboard-host") + 1] == PORTS["dashboard"][3]
+    assert argv[argv.index("--dashboard-host") + 1] == PORTS["dashboard"][3]
     assert f"{DYNAMIC_PORTS[0]} to {DYNAMIC_PORTS[1]}" in TEXT
-    assert inventory.serve.bind == "0.0.0.0"
+    assert inventory.api_bind([inventory.head]) == "0.0.0.0"
     assert "by default all addresses" in PORTS["api"][3]
 
 
-def test_what_asks_for_the_token_is_told_to_ask() -> None:
-    """By the mode that every Ray container gets, and by nothing else."""
+def test_ray_ports_require_the_token() -> None:
+    """Every Ray container runs in token mode."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
     spec = containers.node_spec(Site(inventory), inventory.head, "x:1", {})
 
@@ -107,8 +105,8 @@ def test_what_asks_for_the_token_is_told_to_ask() -> None:
     )
 
 
-def test_every_source_of_secrets_and_every_place_is_told() -> None:
-    """Keys of the inventory, with both words of `secrets_in`."""
+def test_all_sources_and_locations_of_secrets_are_documented() -> None:
+    """The inventory's keys, and both values of `secrets_in`."""
     section = TEXT.partition("\n## Secrets\n")[2].partition("\n## ")[0]
 
     assert [name for name in fields_of(SecretSource) if f"{{{name}:" not in section] == []
@@ -117,29 +115,27 @@ def test_every_source_of_secrets_and_every_place_is_told() -> None:
     assert containers.SECRETS in section
 
 
-def test_the_rights_of_containers_are_as_told() -> None:
+def test_containers_have_the_documented_rights() -> None:
     """Never privileged; the host's network always; IPC_LOCK only with RDMA."""
     for fabric in ("ethernet", "infiniband", "roce"):
         inventory = loads(f"{INVENTORY}network: {{fabric: {fabric}}}\n", Path("inventory.yaml"))
         spec = containers.node_spec(Site(inventory), inventory.head, "x:1", {})
-        words = docker.run(("docker",), spec)
+        argv = docker.run(("docker",), spec)
 
-        assert "--privileged" not in words
-        assert words[words.index("--network") + 1] == "host"
-        assert words[words.index("--ipc") + 1] == "private"
-        assert ("IPC_LOCK" in words) == (fabric != "ethernet")
+        assert "--privileged" not in argv
+        assert argv[argv.index("--network") + 1] == "host"
+        assert argv[argv.index("--ipc") + 1] == "private"
+        assert ("IPC_LOCK" in argv) == (fabric != "ethernet")
 
 
-# Hints for people, and words that are refused.
+# Files with `sudo` in hints, or in arguments that are rejected.
 HINTS = {"docker.py", "rules.py", "vllm_command.py"}
 
 
 def test_sudo_runs_docker_and_nothing_else() -> None:
-    """The only words of the program that begin with sudo are those of `docker:`; hints are for
-    people.
-    """
+    """Only `docker:` of an inventory may use sudo; hints are for people."""
     code = Path(containers.__file__).parents[1]
-    found = [
+    users = [
         str(path.relative_to(code))
         for path in sorted(code.rglob("*.py"))
         if not path.is_relative_to(code / "lab") and path.name not in HINTS
@@ -147,4 +143,4 @@ def test_sudo_runs_docker_and_nothing_else() -> None:
         if isinstance(node, ast.Constant) and node.value == "sudo"
     ]
 
-    assert found == ["hosts/init_command.py"]  # `init` tries whether Docker needs it
+    assert users == ["hosts/init_command.py"]  # `init` tries whether Docker needs it

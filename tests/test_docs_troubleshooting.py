@@ -1,6 +1,4 @@
-"""The page of known failures has each of them, and each of the failures that users report is known
-or checked for.
-"""
+"""The page of known failures against the table of symptoms, and the failures that users report."""
 
 from __future__ import annotations
 
@@ -12,10 +10,9 @@ from launcher.tools import symptoms
 from tests.tools.test_symptoms import LINES
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "failures.md"
-IDS = [each.id for each in symptoms.TABLE]
+IDS = [symptom.id for symptom in symptoms.TABLE]
 
-# What users of multi-node vLLM report, by what tells of it: entries of the table, and checks of
-# `vlaunch check`.
+# Failures that users of multi-node vLLM report, with the entries and checks that detect them.
 REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     1: ("`ray: command not found`", ("ray-missing",), ("ray-version",)),
     2: ("world size larger than this node's GPUs", ("world-size",), ()),
@@ -70,24 +67,28 @@ REPORTED: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def test_the_page_has_every_entry_in_the_tables_order() -> None:
-    """And no other."""
+def test_the_page_has_every_entry_in_order() -> None:
+    """And no others."""
     headings = re.findall(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
     assert headings == IDS
 
 
-def test_each_entry_has_an_example_that_it_recognizes() -> None:
+def test_every_entry_recognizes_its_example() -> None:
     """`tests/tools/test_symptoms.py` has the lines that the page shows."""
-    assert [each.id for each in symptoms.TABLE if not re.search(each.pattern, LINES[each.id])] == []
+    assert [
+        symptom.id
+        for symptom in symptoms.TABLE
+        if not re.search(symptom.pattern, LINES[symptom.id])
+    ] == []
 
 
-def test_all_that_users_report_is_covered() -> None:
-    """By an entry that is recognised in logs, by a check, or by both."""
-    checks = {each.id for each in CATALOGUE}
+def test_all_reported_failures_are_covered() -> None:
+    """By an entry, by a check, or by both."""
+    checks = {check.id for check in CATALOGUE}
 
     assert list(REPORTED) == list(range(1, 31))
-    for what, entries, by_checks in REPORTED.values():
-        assert entries or by_checks, what
-        assert set(entries) <= set(IDS), what
-        assert set(by_checks) <= checks, what
+    for failure, entries, check_ids in REPORTED.values():
+        assert entries or check_ids, failure
+        assert set(entries) <= set(IDS), failure
+        assert set(check_ids) <= checks, failure

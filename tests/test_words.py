@@ -1,4 +1,4 @@
-"""Plain English in names, docstrings, help and messages."""
+"""Plain English in names, docstrings, help, messages, shell programs and data files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from launcher.cli.main import cli
 
-LAUNCHER = Path(__file__).parents[1] / "launcher"
+ROOT = Path(__file__).parents[1]
+LAUNCHER = ROOT / "launcher"
 TREES = {path: ast.parse(path.read_text()) for path in sorted(LAUNCHER.rglob("*.py"))}
 
 # Words that carry no meaning as a name. Few are left: keys of JSON, and names of libraries.
@@ -23,7 +24,14 @@ VAGUE = re.compile(
 MOST = 20  # vague names per 10,000
 RELATIVE = re.compile(r"(What|Which|Whether|Where|How|Why|When|Who|That)\b")
 BANNED = re.compile(
-    r"(?i)\b(nobody(?!:)|somebody|whoever|anew|strangers?|cannot be had|practice hosts?)\b"
+    r"(?i)\b(nobody(?!:)|somebody|whoever|anew|strangers?|cannot be had|keepers?(?!:)"
+    r"|practice (cluster|host|image)s?)\b"
+)
+DATA = sorted(
+    path
+    for folder in ("launcher", "scripts", "examples", "inventory")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".sh", ".yaml", ".yml", ".json")
 )
 
 
@@ -87,6 +95,14 @@ def test_docstrings_start_with_a_noun_or_a_verb(path: Path) -> None:
 @pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(LAUNCHER)))
 def test_messages_use_plain_words(path: Path) -> None:
     assert not [(line, text) for line, text in messages(TREES[path]) if BANNED.search(text)]
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_and_data_use_plain_words(path: Path) -> None:
+    """Results of shell programs (`echo WORD`), which the launcher parses, do not count."""
+    text = re.sub(r"\becho \w+;", "", path.read_text())
+
+    assert not [line for line in text.splitlines() if BANNED.search(line)]
 
 
 @pytest.mark.parametrize(("path", "command"), list(commands(cli, "vlaunch"))[1:])

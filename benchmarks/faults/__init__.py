@@ -1,8 +1,7 @@
-"""The fault campaign: each fault at a random moment of each command, on practice hosts of its own,
-and what became of it.
+"""The fault campaign: each fault at a random moment of each command, on lab hosts of its own.
 
     python -m benchmarks.faults [--verb up] [--only FAULT …] [--seeds 3] [--real] [--report]
 
-A run is one line of JSON in the results file; a fault, verb, seed and engine that are in it are not
-run again.
+A run is one line of JSON in the results file. A combination of fault, verb, seed and engine in that
+file is not run again.
 """

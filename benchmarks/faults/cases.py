@@ -1,4 +1,4 @@
-"""Which fault is tried on which command, where and when: pure, and the same for the same seed."""
+"""Cases of the campaign: fault, command, host and moment. Pure, and reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# A server by the backend `ray`, by `mp`, and two replicas of one behind one endpoint (`mp`).
+# A server on the backend `ray`, on `mp`, and two replicas behind one endpoint (`mp`).
 SERVES = ("serve", "serve-mp", "serve-dp")
 VERBS = ("up", *SERVES, "batch")
 SEEDS = {"up": 3, **dict.fromkeys(SERVES, 1), "batch": 2}
@@ -18,11 +18,11 @@ CONTROL, HEAD, WORKER = "control", "node1", "node2"
 class Fault:
     """One kind of fault.
 
-    It may last until somebody heals it; an `early` one meets a server's start, not its service.
+    It `lasts` until it is healed; an `early` one hits a server's start, not its service.
 
-    With `silent` ones nothing dies: packets vanish, which only a deadline can tell from work that
-    takes its time. After one `by_hand` a server stays down until somebody says `up` and `serve`.
-    What is `harmless` to the servers of a command may keep requests waiting, and must not end them.
+    After a `silent` one no process dies: packets vanish, and only a deadline detects it. After one
+    `by_hand` a server stays down until an operator runs `up` and `serve`. `harmless` lists the
+    commands whose servers must survive it; requests may wait.
     """
 
     id: str
@@ -82,19 +82,19 @@ FAULTS = (
 )
 BY_ID = {fault.id: fault for fault in FAULTS}
 
-# Which small file system fills up: where the command writes at that time.
+# The small file system that fills up: the command writes to it at that time.
 DISKS = {
     "up": "/var/lib/docker/containers",
     **dict.fromkeys(SERVES, "/root/.vlaunch"),
     "batch": "/data/huggingface/vlaunch",
 }
-# The faults that servers with vLLM itself meet: those that reach what the stand-in only stands for.
+# Faults of servers with vLLM itself: those whose effect the stand-in cannot show.
 WITH_VLLM = ("agent", "engine", "engine-frozen", "rank", "container", "cut", "memory", "reboot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of the campaign. All that is random in it follows from its own words."""
+    """One run of the campaign. Its random choices follow from its fields."""
 
     fault: str
     verb: str
@@ -103,13 +103,13 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What tells it from every other one."""
+        """The key of the results."""
         return (self.fault, self.verb, self.seed, self.engine)
 
     @property
     def host(self) -> str:
-        """Which host it meets: seeds take turns, so that two meet both; so do the kinds of servers,
-        and their faults.
+        """The faulty host. Seeds alternate, so that two seeds hit both hosts; so do the kinds of
+        servers, and their faults.
         """
         hosts = BY_ID[self.fault].hosts
         turn = SERVES.index(self.verb) + list(BY_ID).index(self.fault) if self.verb in SERVES else 0
@@ -117,17 +117,19 @@ class Case:
 
     @property
     def fraction(self) -> float:
-        """At which part of the command's known duration, or of the time under load, it happens."""
+        """The moment of the fault, as a fraction of the command's duration or of the time under
+        load.
+        """
         return random.Random("/".join(map(str, self.key))).uniform(0.03, 0.97)
 
     def moment(self, seconds: float) -> float:
-        """After how many of so many seconds it happens."""
+        """Return the seconds until the fault, of `seconds` in all."""
         return round(self.fraction * seconds, 3)
 
 
 def applies(fault: Fault, verb: str, engine: str) -> bool:
-    """Tell whether there is anything to break: a batch without a model has no engine, and `up`
-    starts none.
+    """Return whether the fault has a target: a batch without a model has no engine, and `up` starts
+    none.
     """
     if engine == REAL and (verb == "up" or (verb in SERVES and fault.id not in WITH_VLLM)):
         return False
@@ -136,14 +138,14 @@ def applies(fault: Fault, verb: str, engine: str) -> bool:
     )
 
 
-def campaign(
+def list_cases(
     *,
     verbs: Sequence[str] = VERBS,
     only: Sequence[str] = (),
     seeds: int | None = None,
     engine: str = STAND_IN,
 ) -> Iterator[Case]:
-    """Yield the runs: command by command, and every fault once before any is tried again."""
+    """Yield the cases: command by command, every fault once before any is repeated."""
     for verb in verbs:
         for seed in range(1, (SEEDS[verb] if seeds is None else seeds) + 1):
             for fault in FAULTS:

@@ -1,6 +1,4 @@
-"""Fault injection: what to break on a practice host, and how to put it right; for the campaign and
-for tests.
-"""
+"""Fault injection on lab hosts: break a host, and repair it. For the campaign and for tests."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
 _FILLER = ".filler"
 _SMALL = "vlaunch-small"
 _GARBLE = "vlaunch-garble"
-_RDMA = Path(__file__).with_name("practice_rdma.sh")
+_RDMA = Path(__file__).with_name("show_rdma.sh")
 
 
 def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run a command as root on a host, past sshd; it may fail.
+    """Run a command as root on a host, without SSH; it may fail.
 
     Raises DeadlineError after `timeout` seconds.
     """
@@ -32,13 +30,13 @@ def enter(host: Host, *argv: str, timeout: float = 60.0) -> subprocess.Completed
 
 
 def cut(host: Host, other: Host, *, port: int | None = None) -> None:
-    """Drop what `host` and `other` send each other (to TCP `port` of either, when given); SSH to
+    """Drop packets between `host` and `other` (only those of TCP `port` of either, if set); SSH to
     both still works.
     """
-    narrow = (
+    port_rules = (
         [("-p", "tcp", "--dport", str(port)), ("-p", "tcp", "--sport", str(port))] if port else [()]
     )
-    for words in narrow:
+    for port_rule in port_rules:
         for chain, side in (("INPUT", "-s"), ("OUTPUT", "-d")):
             _filter(
                 host,
@@ -46,7 +44,7 @@ def cut(host: Host, other: Host, *, port: int | None = None) -> None:
                 chain,
                 side,
                 other.ip,
-                *words,
+                *port_rule,
                 "-m",
                 "comment",
                 "--comment",
@@ -57,8 +55,8 @@ def cut(host: Host, other: Host, *, port: int | None = None) -> None:
 
 
 @contextmanager
-def apart(host: Host, other: Host) -> Iterator[None]:
-    """Let no packet pass between two hosts for a while."""
+def disconnected(host: Host, other: Host) -> Iterator[None]:
+    """Drop all packets between two hosts inside the block."""
     cut(host, other)
     try:
         yield
@@ -67,16 +65,16 @@ def apart(host: Host, other: Host) -> Iterator[None]:
 
 
 def block(host: Host, other: Host) -> None:
-    """Drop TCP connections that `other` opens to `host`, and only those: a firewall that is open
-    one way. SSH still works.
+    """Drop TCP connections that `other` opens to `host`, like a firewall that is open one way. SSH
+    still works.
     """
     rule = ("INPUT", "-s", other.ip, "-p", "tcp", "--syn", "!", "--dport", "22")
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
-def deafen(host: Host, other: Host) -> None:
-    """Drop whatever `other` sends to `host`, but not what `host` sends: a cable that is broken one
-    way. SSH still works.
+def drop_incoming(host: Host, other: Host) -> None:
+    """Drop packets from `other` to `host`, but not those that `host` sends, like a cable that is
+    broken one way. SSH still works.
     """
     _filter(
         host, "-I", "INPUT", "-s", other.ip, "-m", "comment", "--comment", network.CUT, "-j", "DROP"
@@ -84,31 +82,26 @@ def deafen(host: Host, other: Host) -> None:
 
 
 def reset_ssh(host: Host) -> int:
-    """Reset a host's SSH connections, as a firewall does that forgets them; new ones work.
+    """Reset a host's SSH connections, like a firewall that loses its state; new ones work.
 
-    Returns how many there were.
-
-    The kernel must be able to close sockets (`ss --kill`, CONFIG_INET_DIAG_DESTROY); without that
-    it is always 0.
+    Returns the number of connections. It is 0 on kernels that cannot close sockets (`ss --kill`,
+    CONFIG_INET_DIAG_DESTROY).
     """
-    words = ("--kill", "--no-header", "--tcp", "state", "established", "sport", "=", ":22")
-    return len(machine.run("ip", "netns", "exec", host.netns, "ss", *words).splitlines())
+    arguments = ("--kill", "--no-header", "--tcp", "state", "established", "sport", "=", ":22")
+    return len(machine.run("ip", "netns", "exec", host.netns, "ss", *arguments).splitlines())
 
 
 def close_port(host: Host, port: int) -> None:
-    """Drop TCP connections that anybody opens to one port of `host`: a firewall with a list of what
-    is allowed.
-    """
+    """Drop TCP connections to one port of `host`, like a firewall with an allow list."""
     rule = ("INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "--dport", str(port))
     _filter(host, "-I", *rule, "-m", "comment", "--comment", network.CUT, "-j", "DROP")
 
 
 def drop_large(host: Host, other: Host, size: int) -> None:
-    """Drop packets of more than `size` bytes that `other` sends to `host`, without a word: a switch
-    with a smaller MTU.
+    """Silently drop packets of more than `size` bytes from `other` to `host`, like a switch with a
+    smaller MTU.
 
-    Packets then come to `host` as they are on a wire, not many in one, as virtual cards hand them
-    over.
+    Turns off segmentation offload: `host` then receives packets as they are on a wire.
     """
     machine.run("ip", "link", "set", host.link, "gso_max_segs", "1")
     rule = ("INPUT", "-s", other.ip, "-m", "length", "--length", f"{size + 1}:65535")
@@ -116,40 +109,38 @@ def drop_large(host: Host, other: Host, size: int) -> None:
 
 
 def set_mtu(host: Host, mtu: int) -> None:
-    """Change the MTU of a host's network card; 1500 is what it had."""
+    """Change the MTU of a host's network card; the default is 1500."""
     _ip(host, "link", "set", "eth0", "mtu", str(mtu))
 
 
 def rename(host: Host, old: str, new: str) -> None:
-    """Give a host's network card another name, as another driver or slot does; its address
-    stays.
-    """
+    """Rename a host's network card, as another driver or slot does; its address stays."""
     routes = _ip(host, "route", "show", "default", "dev", old).splitlines()
-    for words in (("set", old, "down"), ("set", old, "name", new), ("set", new, "up")):
-        _ip(host, "link", *words)
+    for arguments in (("set", old, "down"), ("set", old, "name", new), ("set", new, "up")):
+        _ip(host, "link", *arguments)
     for route in routes:
         _ip(host, "route", "replace", *route.split(), "dev", new)
 
 
 def add_nic(host: Host, name: str, address: str) -> None:
-    """Give a host one more network card, with an address such as `10.99.0.11/24`; its cable ends at
-    the host itself.
+    """Add a network card to a host, with an address such as `10.99.0.11/24`; its cable ends at the
+    host itself.
     """
     wire = f"{name}-wire"
     _ip(host, "link", "add", name, "type", "veth", "peer", "name", wire)
     _ip(host, "address", "add", address, "dev", name)
-    for each in (name, wire):
-        _ip(host, "link", "set", each, "up")
+    for link in (name, wire):
+        _ip(host, "link", "set", link, "up")
 
 
 def remove_nic(host: Host, name: str) -> None:
-    """Take out what `add_nic` put in."""
+    """Remove a card of `add_nic`."""
     _ip(host, "link", "delete", name)
 
 
 def show_rdma(host: Host, *names: str) -> None:
-    """Let a host's kernel show InfiniBand devices of these names, up at 400 Gbit/s; there is
-    nothing behind them.
+    """Show InfiniBand devices of these names in a host's sysfs, up at 400 Gbit/s, with no hardware
+    behind them.
     """
     machine.run(*hosts.enter_argv(host, "sh", "-c", _RDMA.read_text(), "rdma", *names))
 
@@ -159,11 +150,11 @@ def hide_rdma(host: Host) -> None:
     machine.run(*hosts.enter_argv(host, "umount", "/sys/class/net", "/sys/class"))
 
 
-def slow(host: Host, rate: str, other: Host | None = None) -> None:
-    """Limit what `host` sends to `other`, or all that it sends and gets, to a rate such as
-    `100mbit`; the last limit counts.
+def limit_rate(host: Host, rate: str, other: Host | None = None) -> None:
+    """Limit the rate from `host` to `other`, or of all its traffic, to a rate such as `100mbit`;
+    replaces an earlier limit.
     """
-    unslow(host)
+    unlimit_rate(host)
     sides = [_INSIDE] if other is not None else [_INSIDE, _OUTSIDE]
     for side in sides:
         _tc(
@@ -213,15 +204,15 @@ def slow(host: Host, rate: str, other: Host | None = None) -> None:
         _tc(host, _INSIDE, "filter", "add", "parent", "1:", "protocol", "ip", "prio", "1", *match)
 
 
-def unslow(host: Host) -> None:
-    """Undo `slow`."""
+def unlimit_rate(host: Host) -> None:
+    """Undo `limit_rate`."""
     for side in (_INSIDE, _OUTSIDE):
         machine.attempt(*_tc_argv(host, side, "qdisc", "del", "root"))
 
 
 def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
-    """Let a host's own name resolve to 127.0.1.1, as installers of Debian and Ubuntu do;
-    `yes=False` puts it right.
+    """Resolve a host's own name to 127.0.1.1, as installers of Debian and Ubuntu do; `yes=False`
+    undoes it.
     """
     path = host.root / "etc/hosts"
     right = host_configs.etc_files(lab, host)["hosts"]
@@ -231,56 +222,56 @@ def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
 
 
 @contextmanager
-def lost_names(lab: Lab, host: Host) -> Iterator[None]:
-    """Let a host ask a name server that never answers, and know no name by itself, for a while."""
-    server = next(each for each in lab.hosts if each is not host)
+def broken_dns(lab: Lab, host: Host) -> Iterator[None]:
+    """Make a host depend on a name server that never answers, inside the block."""
+    server = next(other for other in lab.hosts if other is not host)
     rule = ("INPUT", "-p", "udp", "--dport", "53", "-j", "DROP")
-    etc, right = host.root / "etc", host_configs.etc_files(lab, host)
+    etc, files = host.root / "etc", host_configs.etc_files(lab, host)
     _filter(server, "-I", *rule)
     (etc / "hosts").write_text("127.0.0.1 localhost\n")
     (etc / "resolv.conf").write_text(f"nameserver {server.ip}\n")
     (etc / "nsswitch.conf").write_text(
-        right["nsswitch.conf"].replace("hosts: files", "hosts: files dns")
+        files["nsswitch.conf"].replace("hosts: files", "hosts: files dns")
     )
     try:
         yield
     finally:
         _filter(server, "-D", *rule)
         for name in ("hosts", "resolv.conf", "nsswitch.conf"):
-            (etc / name).write_text(right[name])
+            (etc / name).write_text(files[name])
 
 
 def heal(host: Host, other: Host | None = None) -> None:
-    """Undo `cut`, `block`, `deafen`, `close_port` and `drop_large` on a host, towards `other` or
-    towards all.
+    """Undo `cut`, `block`, `drop_incoming`, `close_port` and `drop_large` on a host, for `other` or
+    for all.
     """
     network.unfilter(host, *(() if other is None else (f"{other.ip}/32",)))
     machine.run("ip", "link", "set", host.link, "gso_max_segs", "65535")
 
 
 def unplug(host: Host) -> None:
-    """Pull a host's network cable: nothing reaches it, SSH neither."""
+    """Take a host's network link down; SSH stops working too."""
     machine.run("ip", "link", "set", host.link, "down")
 
 
 def plug(host: Host) -> None:
-    """Put a host's network cable back."""
+    """Bring a host's network link up."""
     machine.run("ip", "link", "set", host.link, "up")
 
 
 def kill_sshd(host: Host) -> None:
-    """Kill a host's SSH server and every session of it, as a crash does."""
+    """Kill a host's SSH server and all its sessions, like a crash."""
     _kill(host, "sshd", "sshd-session", "sshd-auth")
 
 
 def kill_dockerd(host: Host) -> None:
-    """Kill a host's Docker daemon and its containerd; containers go on without them."""
+    """Kill a host's Docker daemon and its containerd; containers keep running."""
     _kill(host, "dockerd", "containerd")
 
 
 def stop_dockerd(host: Host) -> None:
-    """Stop a host's Docker daemon as `systemctl stop docker` does, and with it, unless it has
-    live-restore, the host's containers.
+    """Stop a host's Docker daemon like `systemctl stop docker`; without live-restore its containers
+    stop too.
     """
     daemons = [p for p in processes.host_processes(host) if p.name == "dockerd"]
     for daemon in daemons:
@@ -299,55 +290,57 @@ def start_dockerd(host: Host) -> None:
 
 
 def set_live_restore(host: Host, on: bool) -> None:
-    """Tell a host's running Docker daemon whether its containers outlive it."""
+    """Set whether containers outlive a host's running Docker daemon."""
     path = host.root / "etc/docker/daemon.json"
     settings = {**json.loads(path.read_text()), "live-restore": on}
     path.write_text(json.dumps(settings, indent=2) + "\n")
     for daemon in (p for p in processes.host_processes(host) if p.name == "dockerd"):
         processes.send_signal(daemon.pid, signal.SIGHUP)
-    shown = hosts.docker_argv(host, "info", "--format", "{{.LiveRestoreEnabled}}")
+    query = hosts.docker_argv(host, "info", "--format", "{{.LiveRestoreEnabled}}")
     machine.await_true(
-        lambda: machine.run(*shown).strip() == str(on).lower(),
+        lambda: machine.run(*query).strip() == str(on).lower(),
         what=f"live-restore of dockerd on `{host.name}`",
         timeout=10,
     )
 
 
 def kill_container(host: Host, name: str) -> None:
-    """Kill the main process of a container past Docker, as a crash or the kernel does: its restart
+    """Kill the main process of a container without Docker, like a crash or the kernel: its restart
     policy applies.
     """
-    inside = machine.run(
+    pid = machine.run(
         *hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)
     ).strip()
-    found = [
-        p for p in processes.host_processes(host) if len(p.pids) > 1 and p.pids[1] == int(inside)
+    targets = [
+        p for p in processes.host_processes(host) if len(p.pids) > 1 and p.pids[1] == int(pid)
     ]
-    if not found:
+    if not targets:
         raise VlaunchError(f"`{name}` does not run on `{host.name}`")
-    processes.kill_processes(found)
+    processes.kill_processes(targets)
 
 
 def kill_inside(host: Host, pid: int) -> bool:
-    """Kill a process of a container by the number that it has inside; False when there is none."""
-    # Only containers have a third level of numbers: the machine's, the host's, their own.
-    found = [p for p in processes.host_processes(host) if len(p.pids) > 2 and p.pids[-1] == pid]
-    for process in found:
+    """Kill a process of a container by its pid in the container; return False when there is
+    none.
+    """
+    # Only containers have a third level of pids: the machine's, the host's, their own.
+    targets = [p for p in processes.host_processes(host) if len(p.pids) > 2 and p.pids[-1] == pid]
+    for process in targets:
         processes.send_signal(process.pid, signal.SIGKILL)
-    return bool(found)
+    return bool(targets)
 
 
 def small_disk(host: Host, path: str, megabytes: int) -> None:
-    """Put a small file system over a directory of a host; what is below it is hidden until
+    """Mount a small file system over a directory of a host, which hides its files until
     `remove_disk`.
     """
-    words = ("-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", _SMALL)
-    _mount(host, path, *words)
+    options = ("-t", "tmpfs", "-o", f"size={megabytes}m,mode=711", _SMALL)
+    _mount(host, path, *options)
 
 
 def loop_disk(host: Host, path: str, megabytes: int) -> None:
-    """Put a disk over a directory of a host that is a file of this machine, where `rot` can reach
-    it; gone with `remove_disk`.
+    """Mount a disk over a directory of a host, backed by a file of this machine that
+    `corrupt_block` can change; `remove_disk` removes it.
     """
     image = _image(host)
     machine.run("truncate", "--size", f"{megabytes}M", str(image))
@@ -356,29 +349,31 @@ def loop_disk(host: Host, path: str, megabytes: int) -> None:
     try:
         _mount(host, path, "-t", "ext4", device)
     finally:
-        machine.run("losetup", "--detach", device)  # when it is mounted no more
+        machine.run("losetup", "--detach", device)  # takes effect at the unmount
 
 
 def _image(host: Host) -> Path:
     return host.dir / "disk.img"
 
 
-def _mount(host: Host, path: str, *words: str) -> None:
+def _mount(host: Host, path: str, *arguments: str) -> None:
     machine.run(*hosts.enter_argv(host, "mkdir", "-p", path))
-    machine.run(*hosts.enter_argv(host, "mount", *words, path))
+    machine.run(*hosts.enter_argv(host, "mount", *arguments, path))
 
 
-def rot(host: Host, path: str, block: bytes) -> bool:
-    """Change a byte of the disk of `loop_disk` where it holds `block`, as a disk does that forgets:
-    no program of the host has written. False while the block is not on the disk.
+def corrupt_block(host: Host, path: str, block: bytes) -> bool:
+    """Change a byte of the disk of `loop_disk` in `block`, like silent corruption: no program of
+    the host wrote it.
+
+    Returns False while the block is not on the disk.
     """
     enter(host, "sync", "--file-system", path)
     with _image(host).open("r+b") as file, mmap.mmap(file.fileno(), 0) as disk:
-        at = disk.find(block)
-        if at < 0:
+        offset = disk.find(block)
+        if offset < 0:
             return False
-        disk[at] ^= 255
-    # Whoever reads it next reads the disk.
+        disk[offset] ^= 255
+    # The next read comes from the disk.
     enter(host, "sh", "-c", "echo 1 >/proc/sys/vm/drop_caches")
     return True
 
@@ -394,7 +389,7 @@ def drain(host: Host, path: str) -> None:
 
 
 def remove_disk(host: Host, path: str) -> None:
-    """Undo `small_disk` or `loop_disk`; nothing happens where there is none."""
+    """Undo `small_disk` or `loop_disk`, if any."""
     # Some folders of a host are mounts of its own, which stay.
     script = (
         'while grep -qE "^(vlaunch-small|/dev/loop[0-9]+) $1 " /proc/mounts; do'
@@ -405,8 +400,8 @@ def remove_disk(host: Host, path: str) -> None:
 
 
 def garble(host: Host, port: int, every: int) -> None:
-    """Change a byte in one of `every` large packets that `host` sends from a TCP port; on virtual
-    cards, which compute no checksums, it arrives.
+    """Change a byte in one of `every` large packets from a TCP port of `host`. Virtual cards
+    compute no checksums, so that it arrives.
     """
     large = f"tcp sport {port} ip length > 1400 numgen random mod {every} 0 counter"
     rules = (
@@ -417,7 +412,7 @@ def garble(host: Host, port: int, every: int) -> None:
 
 
 def ungarble(host: Host) -> int:
-    """Undo `garble`; returns how many packets were changed."""
+    """Undo `garble`; return the number of changed packets."""
     nft = ("ip", "netns", "exec", host.netns, "nft")
     listed = machine.run(*nft, "list", "table", "ip", _GARBLE)
     machine.run(*nft, "delete", "table", "ip", _GARBLE)
@@ -425,12 +420,12 @@ def ungarble(host: Host) -> int:
 
 
 def power_off(host: Host) -> None:
-    """Turn a host off at once: every process and container of it ends; its disk stays."""
+    """Turn a host off at once: all its processes and containers exit; its disk stays."""
     processes.kill_processes(processes.host_processes(host))
 
 
 def reboot(lab: Lab, host: Host) -> None:
-    """Turn a host off and on again and wait until sshd and dockerd answer; its containers are then
+    """Turn a host off and on again, and wait until sshd and dockerd answer; its containers are then
     stopped.
     """
     power_off(host)
@@ -438,7 +433,7 @@ def reboot(lab: Lab, host: Host) -> None:
 
 
 def power_on(lab: Lab, host: Host) -> None:
-    """Turn a host on, or start what is dead on it, and wait until sshd and dockerd answer."""
+    """Turn a host on, or start its dead services, and wait until sshd and dockerd answer."""
     hosts.prepare(lab, host)
     hosts.boot(host)
     for service in hosts.SERVICES:
@@ -450,19 +445,21 @@ def _kill(host: Host, *names: str) -> None:
     processes.kill_processes([p for p in processes.host_processes(host) if p.name in names])
 
 
-def _tc(host: Host, side: str, what: str, verb: str, *words: str) -> None:
-    machine.run(*_tc_argv(host, side, what, verb, *words))
+def _tc(host: Host, side: str, kind: str, verb: str, *arguments: str) -> None:
+    machine.run(*_tc_argv(host, side, kind, verb, *arguments))
 
 
-def _tc_argv(host: Host, side: str, what: str, verb: str, *words: str) -> tuple[str, ...]:
-    """Return the argv of tc(8) for what a host sends, or for what the bridge sends to it."""
+def _tc_argv(host: Host, side: str, kind: str, verb: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv of tc(8) for the traffic that a host sends, or that the bridge sends
+    to it.
+    """
     if side == _OUTSIDE:
-        return ("tc", what, verb, "dev", host.link, *words)
-    return ("ip", "netns", "exec", host.netns, "tc", what, verb, "dev", "eth0", *words)
+        return ("tc", kind, verb, "dev", host.link, *arguments)
+    return ("ip", "netns", "exec", host.netns, "tc", kind, verb, "dev", "eth0", *arguments)
 
 
-def _ip(host: Host, *words: str) -> str:
-    return machine.run("ip", "-n", host.netns, *words)
+def _ip(host: Host, *arguments: str) -> str:
+    return machine.run("ip", "-n", host.netns, *arguments)
 
 
 def _filter(host: Host, *rule: str) -> None:

@@ -1,6 +1,4 @@
-"""Let a practice host's containers run out of memory, by the kernel's own accounts (control
-groups).
-"""
+"""Fault injection: let a lab host's containers run out of memory, with control groups."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import Path
 from launcher.core.errors import VlaunchError
 from launcher.lab.layout import Host
 
-# where the kernel accounts memory apart from the rest (cgroup v1)
+# the separate memory hierarchy of cgroup v1
 _APART = Path("/sys/fs/cgroup/memory")
 _UNIFIED = Path("/sys/fs/cgroup")
 
@@ -21,23 +19,22 @@ _UNIFIED = Path("/sys/fs/cgroup")
 def squeeze(
     host: Host, *, spare: int = 64 << 20, hog: int = 512 << 20, seconds: float = 8.0
 ) -> int | None:
-    """Leave a host's containers `spare` bytes of memory, and let a program beside them take `hog`
-    bytes for a while.
+    """Leave a host's containers `spare` bytes of memory while another program takes `hog` bytes.
 
-    The kernel then ends processes. Returns how many, but for those whose container has ended with
+    The kernel then kills processes. Returns their number, without those whose container exited with
     them; None where this machine does not account the containers' memory.
     """
     group = _group(host)
     if group is None:
         return None
-    folder, limit, unlimited, held, killed = group
-    own = folder / "hog"  # a group that has groups may hold no process of its own in cgroup v2
+    folder, limit, unlimited, used, killed = group
+    own = folder / "hog"  # in cgroup v2, a group with subgroups may contain no process
     own.mkdir(exist_ok=True)
     before = _kills(folder, killed)
-    take = f"[bytearray(b'x' * (1 << 20)) for _ in range({hog >> 20})]"
-    program = f"import time; time.sleep(0.5); held = {take}; time.sleep({seconds})"
+    blocks = f"[bytearray(b'x' * (1 << 20)) for _ in range({hog >> 20})]"
+    program = f"import time; time.sleep(0.5); blocks = {blocks}; time.sleep({seconds})"
     try:
-        _limit(folder, limit, held, spare)
+        _limit(folder, limit, used, spare)
         with subprocess.Popen(
             [sys.executable, "-c", program], stderr=subprocess.DEVNULL
         ) as process:
@@ -50,26 +47,26 @@ def squeeze(
                 process.kill()
     finally:
         (folder / limit).write_text(unlimited)
-        # the group of a process that has just ended stays busy for a moment; `lab down` removes it
+        # the group stays busy for a moment after its process exits; `lab down` removes it
         with suppress(OSError):
             own.rmdir()
     return max(0, _kills(folder, killed) - before)
 
 
 def relieve(host: Host) -> None:
-    """Lift the limit of a `squeeze` that was cut off."""
+    """Remove the limit of an interrupted `squeeze`."""
     if (group := _group(host)) is not None:
         folder, limit, unlimited, _, _ = group
         (folder / limit).write_text(unlimited)
 
 
-def _limit(folder: Path, limit: str, held: str, spare: int) -> None:
-    """Limit a group to what it holds and `spare` bytes; more when the kernel cannot get it down to
-    that (cgroup v1).
+def _limit(folder: Path, limit: str, used: str, spare: int) -> None:
+    """Limit a group to its current use plus `spare` bytes; more when the kernel cannot reclaim
+    enough (cgroup v1).
     """
     for factor in (1, 2, 4):
         try:
-            (folder / limit).write_text(str(_count(folder / "memory.stat", held) + factor * spare))
+            (folder / limit).write_text(str(_count(folder / "memory.stat", used) + factor * spare))
         except OSError as error:
             refused = error
         else:
@@ -78,8 +75,8 @@ def _limit(folder: Path, limit: str, held: str, spare: int) -> None:
 
 
 def _group(host: Host) -> tuple[Path, str, str, str, str] | None:
-    """Return the control group of a host's containers, and what limit, no limit, use and kills are
-    called there.
+    """Return the control group of a host's containers, and its names of the limit, of no limit, of
+    use and of kills.
     """
     old, new = _APART / host.lab / host.name, _UNIFIED / host.lab / host.name
     if (old / "memory.limit_in_bytes").exists():
@@ -90,13 +87,13 @@ def _group(host: Host) -> tuple[Path, str, str, str, str] | None:
 
 
 def _kills(folder: Path, name: str) -> int:
-    # each group counts its own
+    # each group counts only its own
     return sum(_count(Path(path) / name, "oom_kill") for path, _, _ in os.walk(folder))
 
 
 def _count(path: Path, name: str) -> int:
     try:
-        words = path.read_text().split()
-    except OSError:  # the group of a container that has just ended
+        fields = path.read_text().split()
+    except OSError:  # the container has just exited
         return 0
-    return int(words[words.index(name) + 1]) if name in words else 0
+    return int(fields[fields.index(name) + 1]) if name in fields else 0

@@ -1,4 +1,4 @@
-"""How each fault is made to happen on the practice hosts, and how it is put right."""
+"""Faults of the campaign on lab hosts, and their repair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks import engines
 from benchmarks.faults import host_faults, host_memory, jobs
 from benchmarks.faults.cases import DISKS, REAL, Case
-from benchmarks.faults.practice import Practice, Started, running, until
+from benchmarks.faults.testbed import FaultTestbed, RunningCommand, find_processes, wait_until
 from launcher.core.domain import Ports
 from launcher.lab.layout import Host
 
@@ -19,127 +19,128 @@ _BACK = 2.0  # seconds until systemd would start a daemon again
 _OFF = 3.0
 # seconds that agents are frozen or cut off, and that an engine is frozen
 _AGENT, _ENGINE = 30.0, 20.0
-_FIND = 40.0  # seconds to wait for something that is to be killed
-_LOADS = 200.0  # the same for a rank: Ray calls it alive when its model is loaded
+_FIND = 40.0  # seconds to wait for a process to kill
+_LOADS = 200.0  # the same for a rank: Ray reports it alive when its model is loaded
 _DISK = 80  # MiB of the small file system; `vlaunch up` requires 64
 _RATE = "20mbit"  # at which a job's large input takes several seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a fault meets."""
+    """The target of a fault: the hosts, the case and the running command."""
 
-    practice: Practice
+    testbed: FaultTestbed
     case: Case
-    launcher: Started | None = None
+    launcher: RunningCommand | None = None
     at: list[float] = field(default_factory=list)
 
-    def strikes(self) -> None:
-        """Note that it happens now: what was to be broken may have been waited for."""
+    def note_time(self) -> None:
+        """Record the time of the fault; the wait for its target may have taken long."""
         self.at.append(time.time())
 
     @property
     def host(self) -> Host:
-        """The host that it meets; the head where it meets none."""
+        """The faulty host; the head for faults without one."""
         return (
-            self.practice.host(self.case.host)
+            self.testbed.host(self.case.host)
             if self.case.host.startswith("node")
-            else self.practice.head
+            else self.testbed.head
         )
 
     @property
     def other(self) -> Host:
-        """Another host."""
+        """Another host than the faulty one."""
         return next(
             host
-            for host in self.practice.lab.hosts
+            for host in self.testbed.lab.hosts
             if host is not self.host and host.name != self.host.name
         )
 
 
-class NothingThere(Exception):
-    """What was to be broken did not exist."""
+class NoTargetError(Exception):
+    """The target of the fault does not exist."""
 
 
 def prepare(scene: Scene) -> None:
-    """Do what must be done before the command starts."""
+    """Prepare the hosts before the command starts."""
     if scene.case.fault == "disk":
         host_faults.small_disk(scene.host, DISKS[scene.case.verb], _DISK)
-    elif _in_transfer(scene.case):
-        host_faults.slow(scene.practice.head, _RATE)
+    elif _hits_transfer(scene.case):
+        host_faults.limit_rate(scene.testbed.head, _RATE)
 
 
 def inject(scene: Scene) -> str:
-    """Let the fault happen; returns what is worth noting.
+    """Inject the fault; return a note for the results.
 
-    Raises NothingThere when there is nothing to break.
+    Raises NoTargetError.
     """
     return _INJECT[scene.case.fault](scene) or ""
 
 
 def heal(scene: Scene) -> None:
-    """Put right what does not heal by itself."""
+    """Repair faults that do not heal by themselves."""
     fault = scene.case.fault
     if fault in ("cut", "cut-5s"):
         host_faults.plug(scene.host)
     elif fault == "one-way":
         host_faults.heal(scene.host)
-    elif _in_transfer(scene.case):
-        host_faults.unslow(scene.practice.head)
+    elif _hits_transfer(scene.case):
+        host_faults.unlimit_rate(scene.testbed.head)
     elif fault == "disk":
         host_faults.drain(scene.host, DISKS[scene.case.verb])
 
 
-def mend(practice: Practice) -> None:
-    """See that the hosts are whole, whatever was done to them: what broke them may have been
-    interrupted.
-    """
-    for host in practice.lab.hosts:
-        engines.thaw(each.pid for each, _ in running(host))
-        for right in (host_faults.plug, host_faults.heal, host_faults.unslow, host_memory.relieve):
-            right(host)
-        host_faults.power_on(practice.lab, host)
+def repair_hosts(testbed: FaultTestbed) -> None:
+    """Repair the hosts after any fault; the injection may have been interrupted."""
+    for host in testbed.lab.hosts:
+        engines.thaw(process.pid for process, _ in find_processes(host))
+        for repair in (
+            host_faults.plug,
+            host_faults.heal,
+            host_faults.unlimit_rate,
+            host_memory.relieve,
+        ):
+            repair(host)
+        host_faults.power_on(testbed.lab, host)
         for path in DISKS.values():
             host_faults.drain(host, path)
 
 
-def tidy(practice: Practice) -> None:
-    """Take the small file systems away, once nothing uses them."""
-    for host in practice.lab.hosts:
+def remove_disks(testbed: FaultTestbed) -> None:
+    """Remove the small file systems when they are no longer in use."""
+    for host in testbed.lab.hosts:
         for path in DISKS.values():
             host_faults.remove_disk(host, path)
 
 
 def _kill(
     scene: Scene,
-    *words: str,
+    *patterns: str,
     host: Host | None = None,
     name: str = "",
     wait: float = _FIND,
-    launcher: Started | None = None,
+    launcher: RunningCommand | None = None,
 ) -> None:
-    """Kill one process of a host by its name or by words of its command line, as soon as there is
-    one.
-    """
-    found: list[int] = []
+    """Wait for a process of a host, by its name or parts of its command line, and kill it."""
+    pids: list[int] = []
     host = host or scene.host
 
     def look() -> bool:
-        found[:] = [
-            each.pid
-            for each, line in running(host, *words)
-            if (not name or each.name == name) and not _wraps(line)
+        pids[:] = [
+            process.pid
+            for process, line in find_processes(host, *patterns)
+            if (not name or process.name == name) and not _is_wrapper(line)
         ]
-        return bool(found) or (launcher is not None and launcher.over)
+        return bool(pids) or (launcher is not None and launcher.is_over)
 
-    if not until(look, wait) or not found:
-        raise NothingThere(f"no {name or words[0]} on {host.name}")
-    scene.strikes()
-    os.kill(found[0], signal.SIGKILL)
+    if not wait_until(look, wait) or not pids:
+        raise NoTargetError(f"no {name or patterns[0]} on {host.name}")
+    scene.note_time()
+    os.kill(pids[0], signal.SIGKILL)
 
 
-def _wraps(line: str) -> bool:
-    """Tell whether a command line only names the program that it has started, or will."""
+def _is_wrapper(line: str) -> bool:
+    """Return whether a command line belongs to a wrapper of the target program."""
     return (
         "vlaunch_agent" in line
         or "entry.sh" in line
@@ -147,37 +148,37 @@ def _wraps(line: str) -> bool:
     )
 
 
-def _launcher(scene: Scene) -> None:
-    if scene.launcher is None or scene.launcher.over:
-        raise NothingThere("the launcher has ended")
+def _kill_launcher(scene: Scene) -> None:
+    if scene.launcher is None or scene.launcher.is_over:
+        raise NoTargetError("the launcher has ended")
     os.kill(scene.launcher.process.pid, signal.SIGKILL)
 
 
-def _agent_frozen(scene: Scene) -> None:
-    agent = engines.agent(scene.host)
+def _freeze_agent(scene: Scene) -> None:
+    agent = engines.find_agent(scene.host)
     if agent is None:
-        raise NothingThere(f"no agent runs on {scene.host.name}")
-    _frozen(scene, [agent], _AGENT)
+        raise NoTargetError(f"no agent runs on {scene.host.name}")
+    _freeze(scene, [agent], _AGENT)
 
 
-def _agents_cut(scene: Scene) -> None:
+def _cut_agents(scene: Scene) -> None:
     host, port = scene.host, Ports().group
-    scene.strikes()
-    host_faults.cut(host, scene.practice.head, port=port)
+    scene.note_time()
+    host_faults.cut(host, scene.testbed.head, port=port)
     time.sleep(_AGENT)
     host_faults.heal(host)
 
 
-def _engine_frozen(scene: Scene) -> str:
-    found = engines.of_server(scene.practice.lab.hosts)
-    if not found:
-        raise NothingThere("no engine runs")
-    _frozen(scene, found, _ENGINE)
-    return f"{len(found)} processes frozen"
+def _freeze_engine(scene: Scene) -> str:
+    pids = engines.find_engine_pids(scene.testbed.lab.hosts)
+    if not pids:
+        raise NoTargetError("no engine runs")
+    _freeze(scene, pids, _ENGINE)
+    return f"{len(pids)} processes frozen"
 
 
-def _frozen(scene: Scene, pids: list[int], seconds: float) -> None:
-    scene.strikes()
+def _freeze(scene: Scene, pids: list[int], seconds: float) -> None:
+    scene.note_time()
     try:
         engines.freeze(pids)
         time.sleep(seconds)
@@ -185,17 +186,15 @@ def _frozen(scene: Scene, pids: list[int], seconds: float) -> None:
         engines.thaw(pids)
 
 
-def _api(scene: Scene) -> None:
+def _kill_api(scene: Scene) -> None:
     try:
         _kill(scene, "VLLM::APIServer", wait=1)
-    except NothingThere:
+    except NoTargetError:
         _kill(scene, "vllm", "serve", "--host", wait=5)
 
 
-def _rank(scene: Scene) -> None:
-    """A rank of vLLM, or a worker of a batch; where they are in Ray, by its own table of actors,
-    which knows the process.
-    """
+def _kill_rank(scene: Scene) -> None:
+    """Kill a rank of vLLM, or a worker of a batch; in Ray, the table of actors has its pid."""
     # a replica of one rank has no process but its engine
     if scene.case.verb in ("serve-mp", "serve-dp"):
         return _kill(
@@ -203,155 +202,159 @@ def _rank(scene: Scene) -> None:
             "VLLM::Worker" if scene.case.verb == "serve-mp" else "VLLM::EngineCore",
             wait=_LOADS,
         )
-    wanted = "vllm_Worker_" if scene.case.verb == "serve" else ""
+    name_prefix = "vllm_Worker_" if scene.case.verb == "serve" else ""
 
     ranks: list[tuple[str, int]] = []
 
-    def there() -> bool:
-        each = [
-            row for row in scene.practice.actors() if str(row.get("name") or "").startswith(wanted)
+    def exists() -> bool:
+        rows = [
+            row
+            for row in scene.testbed.living_actors()
+            if str(row.get("name") or "").startswith(name_prefix)
         ]
-        if not wanted:
-            each = [row for row in each if "Replica" in str(row.get("class_name"))]
-        ranks[:] = sorted((str(row["host"]), int(row["pid"])) for row in each if row["host"])
+        if not name_prefix:
+            rows = [row for row in rows if "Replica" in str(row.get("class_name"))]
+        ranks[:] = sorted((str(row["host"]), int(row["pid"])) for row in rows if row["host"])
         return bool(ranks)
 
-    if not until(there, _LOADS, every=0.5):
-        raise NothingThere("no rank runs")
-    host, pid = next((each for each in ranks if each[0] == scene.host.name), ranks[0])
-    scene.strikes()
-    if not host_faults.kill_inside(scene.practice.host(host), pid):
-        raise NothingThere(f"rank {pid} on {host} has ended")
+    if not wait_until(exists, _LOADS, every=0.5):
+        raise NoTargetError("no rank runs")
+    host, pid = next((rank for rank in ranks if rank[0] == scene.host.name), ranks[0])
+    scene.note_time()
+    if not host_faults.kill_inside(scene.testbed.host(host), pid):
+        raise NoTargetError(f"rank {pid} on {host} has ended")
     return None
 
 
-def _container(scene: Scene) -> None:
-    _has_container(scene)
-    scene.strikes()
-    host_faults.kill_container(scene.host, scene.practice.container(scene.host))
+def _kill_container(scene: Scene) -> None:
+    _await_container(scene)
+    scene.note_time()
+    host_faults.kill_container(scene.host, scene.testbed.container(scene.host))
 
 
 def _docker_kill(scene: Scene) -> None:
-    _has_container(scene)
-    scene.strikes()
-    if not scene.practice.docker(scene.host, "kill", scene.practice.container(scene.host)):
-        raise NothingThere(f"`docker kill` failed on {scene.host.name}")
+    _await_container(scene)
+    scene.note_time()
+    if not scene.testbed.docker(scene.host, "kill", scene.testbed.container(scene.host)):
+        raise NoTargetError(f"`docker kill` failed on {scene.host.name}")
 
 
-def _has_container(scene: Scene) -> None:
-    name = scene.practice.container(scene.host)
+def _await_container(scene: Scene) -> None:
+    name = scene.testbed.container(scene.host)
 
-    def there() -> bool:
-        return name in scene.practice.docker(scene.host, "ps", "--format", "{{.Names}}").split()
+    def exists() -> bool:
+        return name in scene.testbed.docker(scene.host, "ps", "--format", "{{.Names}}").split()
 
-    if not until(there, _FIND):
-        raise NothingThere(f"no container on {scene.host.name}")
+    if not wait_until(exists, _FIND):
+        raise NoTargetError(f"no container on {scene.host.name}")
 
 
-def _back(kill: Callable[[Host], None]) -> Callable[[Scene], None]:
+def _restart_later(kill: Callable[[Host], None]) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
         kill(scene.host)
         time.sleep(_BACK)
-        host_faults.power_on(scene.practice.lab, scene.host)
+        host_faults.power_on(scene.testbed.lab, scene.host)
 
     return fault
 
 
-def _cut_for_a_while(scene: Scene) -> None:
+def _cut_briefly(scene: Scene) -> None:
     host_faults.unplug(scene.host)
     time.sleep(5)
     host_faults.plug(scene.host)
 
 
-def _memory(scene: Scene) -> str:
-    _has_container(scene)
-    scene.strikes()
+def _exhaust_memory(scene: Scene) -> str:
+    _await_container(scene)
+    scene.note_time()
     killed = host_memory.squeeze(scene.host)
     if killed is None:
-        raise NothingThere("this machine does not account the memory of containers")
+        raise NoTargetError("this machine does not account the memory of containers")
     return f"the kernel ended {killed} processes"
 
 
 def _reboot(scene: Scene) -> None:
     host_faults.power_off(scene.host)
     time.sleep(_OFF)
-    host_faults.power_on(scene.practice.lab, scene.host)
+    host_faults.power_on(scene.testbed.lab, scene.host)
 
 
-def chooses(case: Case) -> bool:
-    """Tell whether a fault finds its random moment itself."""
-    return _in_transfer(case)
+def chooses_moment(case: Case) -> bool:
+    """Return whether a fault chooses its moment itself."""
+    return _hits_transfer(case)
 
 
-def _in_transfer(case: Case) -> bool:
-    """Tell whether connections are reset while a job's input travels."""
+def _hits_transfer(case: Case) -> bool:
+    """Return whether the fault resets connections during the copy of a job's input."""
     return (case.fault, case.verb) == ("ssh-reset", "batch")
 
 
-def _ssh_reset(scene: Scene) -> str:
+def _reset_ssh(scene: Scene) -> str:
     host = scene.host
-    if _in_transfer(scene.case):
-        host, wanted = scene.practice.head, scene.case.fraction * jobs.PADDED
-        arrived = until(
-            lambda: jobs.arrived(scene.practice, scene.case) >= wanted, _FIND, every=0.1
+    if _hits_transfer(scene.case):
+        host, byte_count = scene.testbed.head, scene.case.fraction * jobs.PADDED
+        arrived = wait_until(
+            lambda: jobs.count_bytes(scene.testbed, scene.case) >= byte_count, _FIND, every=0.1
         )
         if not arrived:
-            raise NothingThere("the input did not travel")
+            raise NoTargetError("the input did not travel")
     count = 0
 
     def reset() -> bool:
         nonlocal count
-        scene.strikes()
+        scene.note_time()
         count = host_faults.reset_ssh(host)
-        return bool(count) or (scene.launcher is not None and scene.launcher.over)
+        return bool(count) or (scene.launcher is not None and scene.launcher.is_over)
 
-    until(reset, _FIND, every=0.05)
+    wait_until(reset, _FIND, every=0.05)
     if not count:
-        raise NothingThere("there was no SSH connection")
+        raise NoTargetError("there was no SSH connection")
     return f"{count} connections reset"
 
 
-def _engine(scene: Scene) -> None:
-    # A batch without data parallelism has one engine a replica, wherever Ray has put it.
+def _kill_engine(scene: Scene) -> None:
+    # A batch without data parallelism has one engine per replica, on any host.
     hosts = (
-        scene.practice.lab.hosts
+        scene.testbed.lab.hosts
         if scene.case.engine == REAL and scene.case.verb == "batch"
         else (scene.host,)
     )
-    until(lambda: any(True for host in hosts for _ in running(host, "VLLM::EngineCore")), _FIND)
+    wait_until(
+        lambda: any(True for host in hosts for _ in find_processes(host, "VLLM::EngineCore")), _FIND
+    )
     for host in hosts:
-        if any(True for _ in running(host, "VLLM::EngineCore")):
+        if any(True for _ in find_processes(host, "VLLM::EngineCore")):
             _kill(scene, "VLLM::EngineCore", host=host)
             return
-    raise NothingThere("no engine runs")
+    raise NoTargetError("no engine runs")
 
 
 _INJECT: dict[str, Callable[[Scene], str | None]] = {
-    "launcher": _launcher,
+    "launcher": _kill_launcher,
     "driver": lambda scene: _kill(scene, "-m vlaunch_batch"),
-    "agent": _container,
-    "agent-frozen": _agent_frozen,
-    "agents-cut": _agents_cut,
-    "engine": _engine,
-    "engine-frozen": _engine_frozen,
-    "api": _api,
-    "rank": _rank,
-    "raylet": lambda scene: _kill(scene, name="raylet", launcher=_starting(scene)),
-    "gcs": lambda scene: _kill(scene, name="gcs_server", launcher=_starting(scene)),
-    "container": _container,
+    "agent": _kill_container,
+    "agent-frozen": _freeze_agent,
+    "agents-cut": _cut_agents,
+    "engine": _kill_engine,
+    "engine-frozen": _freeze_engine,
+    "api": _kill_api,
+    "rank": _kill_rank,
+    "raylet": lambda scene: _kill(scene, name="raylet", launcher=_starting_launcher(scene)),
+    "gcs": lambda scene: _kill(scene, name="gcs_server", launcher=_starting_launcher(scene)),
+    "container": _kill_container,
     "docker-kill": _docker_kill,
-    "dockerd": _back(host_faults.kill_dockerd),
-    "sshd": _back(host_faults.kill_sshd),
-    "cut-5s": _cut_for_a_while,
+    "dockerd": _restart_later(host_faults.kill_dockerd),
+    "sshd": _restart_later(host_faults.kill_sshd),
+    "cut-5s": _cut_briefly,
     "cut": lambda scene: host_faults.unplug(scene.host),
-    "one-way": lambda scene: host_faults.deafen(scene.host, scene.other),
+    "one-way": lambda scene: host_faults.drop_incoming(scene.host, scene.other),
     "disk": lambda scene: host_faults.fill(scene.host, DISKS[scene.case.verb]),
-    "memory": _memory,
+    "memory": _exhaust_memory,
     "reboot": _reboot,
-    "ssh-reset": _ssh_reset,
+    "ssh-reset": _reset_ssh,
 }
 
 
-def _starting(scene: Scene) -> Started | None:
-    """Return the launcher while it brings the processes up that are waited for."""
+def _starting_launcher(scene: Scene) -> RunningCommand | None:
+    """Return the launcher when its command starts the target process."""
     return scene.launcher if scene.case.verb == "up" else None

@@ -1,6 +1,4 @@
-"""The batch job of the campaign: its files, the rows that came out of it, and its folder on the
-head.
-"""
+"""The batch job of the campaign: its files, its output rows, and its folder on the head."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks.faults.cases import REAL, Case
-from benchmarks.faults.practice import CLUSTER, Practice
+from benchmarks.faults.testbed import CLUSTER, FaultTestbed
 from launcher.lab.host_configs import MODEL
 from launcher.lab.layout import HF_HOME
 
 ROWS = 200
-PADDED = 20_000_000  # bytes of an input that takes a while to travel
-_SECONDS = 0.1  # that the class takes for a row
+PADDED = 20_000_000  # bytes of an input whose copy takes several seconds
+_SECONDS = 0.1  # of the class for a row
 _CLASS = f"""
     import time
 
@@ -39,15 +37,15 @@ _ENGINE = {
 }
 
 
-def write(practice: Practice, case: Case) -> Path:
-    """Write the job's file, its input and its class; return the job's file."""
-    path = practice.folder / f"{_name(case)}.yaml"
+def write_job(testbed: FaultTestbed, case: Case) -> Path:
+    """Write the job's file, its input and its class; return the path of the file."""
+    path = testbed.folder / f"{_job_name(case)}.yaml"
     padding = {"padding": "x" * (PADDED // ROWS)} if case.fault == "ssh-reset" else {}
-    asked = [
+    questions = [
         {"id": f"q{index}", "question": f"What comes after {index}?", **padding}
         for index in range(ROWS)
     ]
-    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
     document: dict[str, Any] = {
         "read": path.with_suffix(".jsonl").name,
         "write": {"path": f"out/{path.stem}", "rows_per_file": 20, "seconds": 1},
@@ -62,8 +60,8 @@ def write(practice: Practice, case: Case) -> Path:
             "engine": engine,
         }
     else:
-        (practice.folder / "slow.py").write_text(textwrap.dedent(_CLASS))
-        # More than half of a node's CPUs each: the two do not fit one node.
+        (testbed.folder / "slow.py").write_text(textwrap.dedent(_CLASS))
+        # Each takes more than half of a node's CPUs: two do not fit on one node.
         document["predict"] = {
             "class": "slow.py:Slow",
             "batch_size": 10,
@@ -74,50 +72,52 @@ def write(practice: Practice, case: Case) -> Path:
     return path
 
 
-def output(job: Path) -> Path:
-    """Return where a job's answers are gathered."""
+def output_dir(job: Path) -> Path:
+    """Return the folder of a job's answers."""
     return job.parent / "out" / job.stem
 
 
-def rows(job: Path) -> Iterator[int]:
-    """Yield the number of every row in the output, answered or not, as often as it is there."""
-    for path in sorted((output(job) / "rows").glob("*.parquet")):
+def read_rows(job: Path) -> Iterator[int]:
+    """Yield the number of every row in the output, answered or failed, as often as it occurs."""
+    for path in sorted((output_dir(job) / "rows").glob("*.parquet")):
         yield from (
             int(row) for row in pq.read_table(path, columns=["row"]).column("row").to_pylist()
         )
-    for path in sorted(output(job).glob("*/*.jsonl")):
+    for path in sorted(output_dir(job).glob("*/*.jsonl")):
         yield from (int(json.loads(line)["row"]) for line in path.read_text().splitlines())
 
 
-def torn(job: Path) -> list[str]:
-    """Name half-written files in the output."""
+def partial_files(job: Path) -> list[str]:
+    """Return messages about partial files in the output."""
     return [
         f"half-written {path.name}"
         for kind in ("rows", "errors")
-        for path in (output(job) / kind).glob(".*")
+        for path in (output_dir(job) / kind).glob(".*")
     ]
 
 
-def arrived(practice: Practice, case: Case) -> int:
-    """Return how many bytes of a job's files are on the head."""
+def count_bytes(testbed: FaultTestbed, case: Case) -> int:
+    """Return the size in bytes of a job's files on the head."""
     return sum(
-        path.stat().st_size for path in _work(practice, _name(case)).rglob("*") if path.is_file()
+        path.stat().st_size
+        for path in _work_dir(testbed, _job_name(case)).rglob("*")
+        if path.is_file()
     )
 
 
-def forget(practice: Practice, job: Path) -> None:
+def remove_job(testbed: FaultTestbed, job: Path) -> None:
     """Remove a job's folder from the head, and its output: answers stay by design, and would fill
-    the practice hosts.
+    the lab hosts.
     """
-    for path in (_work(practice, job.stem), output(job)):
+    for path in (_work_dir(testbed, job.stem), output_dir(job)):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _name(case: Case) -> str:
+def _job_name(case: Case) -> str:
     return f"{case.fault}-{case.seed}-{case.engine}"
 
 
-def _work(practice: Practice, name: str) -> Path:
+def _work_dir(testbed: FaultTestbed, name: str) -> Path:
     return (
-        practice.files(practice.head) / HF_HOME.lstrip("/") / "vlaunch" / CLUSTER / "batch" / name
+        testbed.root_dir(testbed.head) / HF_HOME.lstrip("/") / "vlaunch" / CLUSTER / "batch" / name
     )

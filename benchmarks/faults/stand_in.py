@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Stands in for `vllm` inside the containers of the fault campaign: the same processes, names,
-actors and endpoints, no model.
+"""Stand-in for `vllm` in the containers of the fault campaign: the same processes, names, actors
+and endpoints, without a model.
 
-An API server talks to one engine a replica over TCP, on its own node or on another's. An engine has
-its ranks as vLLM has them: one Ray actor each, named as vLLM names them and in a placement group of
+An API server talks to one engine per replica over TCP, on its own node or on another's. An engine
+has its ranks as vLLM has them: one Ray actor each, with vLLM's names and in a placement group of
 GPUs (`ray`), or one process each, which meet at the master's port (`mp`). A completion passes
-through every rank and comes back only then. A dead rank ends its engine, a dead engine the server,
-with vLLM's lines in the log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
+through every rank. A dead rank ends its engine, a dead engine the server, with vLLM's lines in the
+log. Only `vllm serve` exists. Usage: vllm serve MODEL [options]
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 
 ENGINE, WORKER = "--stand-in-engine", "--stand-in-worker"
-STARTS = float(os.environ.get("STAND_IN_STARTS", "1"))  # seconds that a rank takes to load
-MEETS = 600.0  # seconds for processes to find each other
+STARTS = float(os.environ.get("STAND_IN_STARTS", "1"))  # seconds to load a rank
+MEETS = 600.0  # seconds to connect to another process
 
 
-def title(text: str) -> None:
+def set_title(text: str) -> None:
     try:
         import setproctitle
 
@@ -36,11 +36,11 @@ def title(text: str) -> None:
         pass
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"INFO {time.strftime('%m-%d %H:%M:%S')} [stand_in.py] {text}", flush=True)
 
 
-def options(words: list[str]) -> argparse.Namespace:
+def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("--host", default="0.0.0.0")
@@ -68,46 +68,46 @@ def options(words: list[str]) -> argparse.Namespace:
     ):
         for name in names:
             parser.add_argument(name, type=int, default=default)
-    args, _ = parser.parse_known_args(words)
+    args, _ = parser.parse_known_args(argv)
     args.world = args.tensor_parallel_size * args.pipeline_parallel_size
     return args
 
 
 def start(
-    role: str, words: list[str], number: int, where: tuple[str, int]
+    role: str, argv: list[str], number: int, address: tuple[str, int]
 ) -> subprocess.Popen[bytes]:
-    """Start an engine or a worker of this server; `where` is whom it talks to."""
+    """Start an engine or a worker of this server, which connects to `address`."""
     return subprocess.Popen(
-        [sys.executable, __file__, role, str(number), where[0], str(where[1]), *words]
+        [sys.executable, __file__, role, str(number), address[0], str(address[1]), *argv]
     )
 
 
-def connect(where: tuple[str, int]) -> socket.socket:
-    """Connect to whom a process talks to, who may not be there yet."""
+def connect(address: tuple[str, int]) -> socket.socket:
+    """Connect to a process that may not be ready."""
     deadline = time.monotonic() + MEETS
     while True:
         try:
-            return socket.create_connection(where, timeout=5)
+            return socket.create_connection(address, timeout=5)
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
 
-def accept(server: socket.socket, count: int) -> list[Peer]:
-    """Wait until so many processes have said that they are ready; return them by their numbers."""
-    found = {}
-    while len(found) < count:
+def accept_peers(server: socket.socket, count: int) -> list[Peer]:
+    """Wait until `count` processes are ready; return them by number."""
+    peers = {}
+    while len(peers) < count:
         sock, _ = server.accept()
         peer = Peer(sock)
         if (number := peer.lines.get()) is None:
             sys.exit("ERROR a process has ended before it was ready")
-        found[int(number)] = peer
-    return [found[number] for number in sorted(found)]
+        peers[int(number)] = peer
+    return [peers[number] for number in sorted(peers)]
 
 
 class Peer:
-    """Another process: lines to it and from it. `lines` gets None when it has gone."""
+    """A connection to another process. `lines` ends with None when it exits."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
@@ -129,15 +129,15 @@ class Peer:
         self.gone.set()
         self.lines.put(None)
 
-    def say(self, text: object) -> None:
+    def send(self, text: object) -> None:
         self.sock.sendall(f"{text}\n".encode())
 
-    def ask(self, text: str) -> bool:
-        """Say something that will be said back; false when the other one goes before."""
+    def echo(self, text: str) -> bool:
+        """Send a line and wait for its echo; return False when the peer exits first."""
         event = self.waiting[text] = threading.Event()
         try:
             with self.lock:
-                self.say(text)
+                self.send(text)
         except OSError:
             return False
         while not event.wait(0.1):
@@ -150,7 +150,7 @@ class Peer:
 # -- Ranks and engines -----------------------------------------------------------------------------
 
 
-def place(rank: int, args: argparse.Namespace) -> str:
+def rank_suffix(rank: int, args: argparse.Namespace) -> str:
     tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
     return "".join(
         f"_{name}{at}"
@@ -159,46 +159,47 @@ def place(rank: int, args: argparse.Namespace) -> str:
     )
 
 
-def worker(number: int, front: tuple[str, int], args: argparse.Namespace) -> None:
-    """Be a rank of `mp`: say back what the engine says, until it goes."""
-    title(f"VLLM::Worker{place(number, args)}")
-    engine_ = Peer(connect(front))
-    say(f"world_size={args.world} rank={number}: Starting to load model")
+def run_worker(number: int, address: tuple[str, int], args: argparse.Namespace) -> None:
+    """Run a rank of `mp`: echo the engine's lines until the engine exits."""
+    set_title(f"VLLM::Worker{rank_suffix(number, args)}")
+    engine = Peer(connect(address))
+    log(f"world_size={args.world} rank={number}: Starting to load model")
     time.sleep(STARTS)
-    engine_.say(number)
-    while (said := engine_.lines.get()) is not None:
-        engine_.say(said)
+    engine.send(number)
+    while (line := engine.lines.get()) is not None:
+        engine.send(line)
 
 
-def dead(rank: int) -> None:
-    """End the engine when a rank ends, as vLLM's executor does."""
+def exit_engine(rank: int) -> None:
+    """Exit the engine when a rank exits, as vLLM's executor does."""
     print(f"ERROR Worker rank={rank} died unexpectedly, shutting down executor.", flush=True)
     print("ERROR EngineCore encountered a fatal error.", flush=True)
     os._exit(1)
 
 
-def processes(args: argparse.Namespace, words: list[str]):
-    """Start this node's ranks of `mp`, and wait for the others'; return how to pass something
+def start_processes(args: argparse.Namespace, argv: list[str]):
+    """Start this node's ranks of `mp` and wait for the others'; return a function that sends a line
     through all.
     """
     server = socket.create_server(("", args.master_port) if args.nnodes > 1 else ("127.0.0.1", 0))
     for number in range(args.world // args.nnodes):
-        start(WORKER, words, number, ("127.0.0.1", server.getsockname()[1]))
-    ranks = accept(server, args.world)
+        start(WORKER, argv, number, ("127.0.0.1", server.getsockname()[1]))
+    ranks = accept_peers(server, args.world)
     for number, rank in enumerate(ranks):
         threading.Thread(
-            target=lambda rank=rank, number=number: (rank.gone.wait(), dead(number)), daemon=True
+            target=lambda rank=rank, number=number: (rank.gone.wait(), exit_engine(number)),
+            daemon=True,
         ).start()
 
     def step(text: str) -> None:
         for rank in ranks:
-            rank.ask(text)
+            rank.echo(text)
 
     return step
 
 
-def actors(args: argparse.Namespace):
-    """Start the ranks of `ray`; return how to pass something through all."""
+def start_actors(args: argparse.Namespace):
+    """Start the ranks of `ray`; return a function that sends a line through all."""
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -217,64 +218,67 @@ def actors(args: argparse.Namespace):
             threading.Event().wait()
 
     group = placement_group([{"GPU": 1}] * args.world, strategy="PACK")
-    say("Creating a new placement group")
+    log("Creating a new placement group")
     while not group.wait(10):
-        say("Waiting for creating a placement group")
+        log("Waiting for creating a placement group")
     ranks = []
     for rank in range(args.world):
-        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        name = f"vllm_Worker_{os.getpid():05x}{int(time.time())}{place(rank, args)}"
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        name = f"vllm_Worker_{os.getpid():05x}{int(time.time())}{rank_suffix(rank, args)}"
         ranks.append(
-            RayWorkerProc.options(max_concurrency=3, name=name, scheduling_strategy=where).remote()
+            RayWorkerProc.options(
+                max_concurrency=3, name=name, scheduling_strategy=strategy
+            ).remote()
         )
-    say(f"world_size={args.world} rank=0: Starting to load model")
+    log(f"world_size={args.world} rank=0: Starting to load model")
     ray.get([rank.load.remote() for rank in ranks])
     serving = [rank.serve.remote() for rank in ranks]
     threading.Thread(
-        target=lambda: dead(serving.index(ray.wait(serving, num_returns=1)[0][0])), daemon=True
+        target=lambda: exit_engine(serving.index(ray.wait(serving, num_returns=1)[0][0])),
+        daemon=True,
     ).start()
     return lambda _: [ray.get(rank.step.remote()) for rank in ranks]
 
 
-def engine(number: int, front: tuple[str, int], args: argparse.Namespace, words: list[str]) -> None:
-    """Hold the ranks of one replica; each number that the front sends goes back when every rank has
-    seen it.
-    """
-    title("VLLM::EngineCore" + (f"_DP{number}" if args.data_parallel_size > 1 else ""))
-    peer = Peer(connect(front))
+def run_engine(
+    number: int, address: tuple[str, int], args: argparse.Namespace, argv: list[str]
+) -> None:
+    """Run the ranks of one replica; echo each number of the front end after every rank."""
+    set_title("VLLM::EngineCore" + (f"_DP{number}" if args.data_parallel_size > 1 else ""))
+    peer = Peer(connect(address))
     threading.Thread(target=lambda: (peer.gone.wait(), os._exit(0)), daemon=True).start()
-    say("Initializing a V1 LLM engine (stand-in)")
+    log("Initializing a V1 LLM engine (stand-in)")
     if args.distributed_executor_backend == "ray":
-        step = actors(args)
+        step = start_actors(args)
     elif args.world > 1:
-        step = processes(args, words)
+        step = start_processes(args, argv)
     else:
         time.sleep(STARTS)
         step = str
-    say("CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x")
-    peer.say(number)
-    while (said := peer.lines.get()) is not None:
-        step(said)
-        peer.say(said)
+    log("CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x")
+    peer.send(number)
+    while (line := peer.lines.get()) is not None:
+        step(line)
+        peer.send(line)
 
 
-def headless(args: argparse.Namespace, words: list[str]) -> None:
-    """Be a node without an API: its ranks, or its replicas; all end when one does."""
+def run_headless(args: argparse.Namespace, argv: list[str]) -> None:
+    """Run a node without an API: its ranks or its replicas; all exit when one does."""
     if args.data_parallel_size > 1:
         count, first, role = (
             args.data_parallel_size_local or 1,
             args.data_parallel_start_rank,
             ENGINE,
         )
-        where = (args.data_parallel_address, args.data_parallel_rpc_port)
+        address = (args.data_parallel_address, args.data_parallel_rpc_port)
     else:
         count = args.world // args.nnodes
-        first, role, where = args.node_rank * count, WORKER, (args.master_addr, args.master_port)
-    ours = [start(role, words, first + each, where) for each in range(count)]
-    while all(each.poll() is None for each in ours):
+        first, role, address = args.node_rank * count, WORKER, (args.master_addr, args.master_port)
+    children = [start(role, argv, first + process, address) for process in range(count)]
+    while all(process.poll() is None for process in children):
         time.sleep(0.2)
-    for each in ours:
-        each.kill()
+    for process in children:
+        process.kill()
     sys.exit("ERROR a process of this node has ended; shutting down")
 
 
@@ -282,11 +286,11 @@ def headless(args: argparse.Namespace, words: list[str]) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The endpoints that clients and the keeper look at."""
+    """The endpoints that clients and the supervisor use."""
 
     protocol_version = "HTTP/1.1"
     engines: tuple[Peer, ...] = ()
-    asked, lock = 0, threading.Lock()
+    request_count, lock = 0, threading.Lock()
     model = ""
     key = os.environ.get("VLLM_API_KEY", "")
 
@@ -300,7 +304,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def allowed(self) -> bool:
+    def is_authorized(self) -> bool:
         if (
             not self.key
             or not self.path.startswith("/v1")
@@ -312,14 +316,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.reply(503 if any(each.gone.is_set() for each in self.engines) else 200, "")
+            self.reply(503 if any(engine.gone.is_set() for engine in self.engines) else 200, "")
         elif self.path == "/metrics":
             lines = [
-                METRICS.format(engine=number, running=len(each.waiting), finished=each.finished)
-                for number, each in enumerate(self.engines)
+                METRICS.format(engine=number, running=len(engine.waiting), finished=engine.finished)
+                for number, engine in enumerate(self.engines)
             ]
             self.reply(200, "".join(lines))
-        elif self.allowed():
+        elif self.is_authorized():
             self.reply(
                 200,
                 {
@@ -329,16 +333,16 @@ class Handler(BaseHTTPRequestHandler):
             )
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
-        if not self.allowed():
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
+        if not self.is_authorized():
             return
         with Handler.lock:
-            Handler.asked += 1
-            number = Handler.asked
+            Handler.request_count += 1
+            number = Handler.request_count
         chosen = self.engines[
             int(self.headers.get("X-data-parallel-rank", number)) % len(self.engines)
         ]
-        if not chosen.ask(str(number)):
+        if not chosen.echo(str(number)):
             self.reply(
                 500,
                 {
@@ -349,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
                 },
             )
             return
-        count = int(asked.get("max_tokens") or 16)
+        count = int(body.get("max_tokens") or 16)
         text = " word" * count
         chat = self.path.endswith("/chat/completions")
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -373,35 +377,35 @@ vllm:cache_config_info{{engine="{engine}",kv_cache_size_tokens="65536",kv_cache_
 """  # noqa: E501
 
 
-def end_with(peer: Peer) -> None:
-    """End the server when an engine ends."""
+def exit_with(peer: Peer) -> None:
+    """Exit the server when an engine exits."""
     peer.gone.wait()
     print(
         "ERROR AsyncLLM output_handler failed: EngineDeadError: EngineCore encountered an issue.",
         flush=True,
     )
-    time.sleep(1)  # vLLM says 503 for a while before it ends
+    time.sleep(1)  # vLLM answers 503 for a while before it exits
     os._exit(1)
 
 
-def serve(args: argparse.Namespace, words: list[str]) -> None:
-    say(f"non-default args: {words}")
-    several = args.data_parallel_size > 1
-    meeting = socket.create_server(
-        ("", args.data_parallel_rpc_port) if several else ("127.0.0.1", 0)
+def run_server(args: argparse.Namespace, argv: list[str]) -> None:
+    log(f"non-default args: {argv}")
+    is_parallel = args.data_parallel_size > 1
+    listener = socket.create_server(
+        ("", args.data_parallel_rpc_port) if is_parallel else ("127.0.0.1", 0)
     )
-    here = (
+    local_count = (
         args.data_parallel_size_local
         if args.data_parallel_size_local is not None
         else args.data_parallel_size
     )
-    ours = [
-        start(ENGINE, words, number, ("127.0.0.1", meeting.getsockname()[1]))
-        for number in range(here)
+    children = [
+        start(ENGINE, argv, number, ("127.0.0.1", listener.getsockname()[1]))
+        for number in range(local_count)
     ]
 
     def watch() -> None:
-        while all(each.poll() is None for each in ours):
+        while all(engine.poll() is None for engine in children):
             time.sleep(0.2)
         if not Handler.engines:
             print(
@@ -410,29 +414,29 @@ def serve(args: argparse.Namespace, words: list[str]) -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    engines = accept(meeting, args.data_parallel_size)
+    engines = accept_peers(listener, args.data_parallel_size)
     Handler.model, Handler.engines = args.model, tuple(engines)
-    for each in engines:
-        threading.Thread(target=end_with, args=(each,), daemon=True).start()
-    say("Starting vLLM server")
+    for engine in engines:
+        threading.Thread(target=exit_with, args=(engine,), daemon=True).start()
+    log("Starting vLLM server")
     server = ThreadingHTTPServer((args.host, args.port), Handler)
     server.daemon_threads = True
-    say("Application startup complete.")
+    log("Application startup complete.")
     server.serve_forever()
 
 
-def main(words: list[str]) -> None:
-    if words[:1] in ([ENGINE], [WORKER]):
-        role, number, host, port, *rest = words
-        where, args = (host, int(port)), options(rest)
+def main(argv: list[str]) -> None:
+    if argv[:1] in ([ENGINE], [WORKER]):
+        role, number, host, port, *rest = argv
+        address, args = (host, int(port)), parse_options(rest)
         (
-            engine(int(number), where, args, rest)
+            run_engine(int(number), address, args, rest)
             if role == ENGINE
-            else worker(int(number), where, args)
+            else run_worker(int(number), address, args)
         )
-    elif words[:1] == ["serve"]:
-        args = options(words[1:])
-        headless(args, words[1:]) if args.headless else serve(args, words[1:])
+    elif argv[:1] == ["serve"]:
+        args = parse_options(argv[1:])
+        run_headless(args, argv[1:]) if args.headless else run_server(args, argv[1:])
     else:
         sys.exit("vllm: a stand-in that can only `serve`")
 

@@ -1,6 +1,4 @@
-"""The campaign's table for people: one line per fault and command, from the lines of the results;
-pure.
-"""
+"""The campaign's table, one line per fault and command: pure."""
 
 from __future__ import annotations
 
@@ -23,28 +21,28 @@ _HEAD = (
     "requests lost",
     "rows amiss",
 )
-_SAID = 110
+_MESSAGE_WIDTH = 110
 
 
 def report(runs: Sequence[Run]) -> str:
-    """Return the part of the page that is made from the results."""
+    """Return the generated part of the page."""
     parts = []
     for verb in VERBS:
         for engine in (STAND_IN, REAL):
-            found = [run for run in runs if (run.verb, run.engine) == (verb, engine)]
-            if found:
-                parts.append(f"### `{verb}`{_with(verb, engine)}\n\n{table(found, verb)}")
+            group = [run for run in runs if (run.verb, run.engine) == (verb, engine)]
+            if group:
+                parts.append(f"### `{verb}`{_engine_suffix(verb, engine)}\n\n{table(group, verb)}")
     wrong = [
-        f"- `{run.verb}`, {run.fault}, seed {run.seed}, {run.host}: {'; '.join(run.why)}"
+        f"- `{run.verb}`, {run.fault}, seed {run.seed}, {run.host}: {'; '.join(run.defects)}"
         for run in runs
-        if run.why
+        if run.defects
     ]
-    parts.append("### Runs that are not good\n\n" + ("\n".join(map(_plain, wrong)) or "None."))
-    parts.append("### Not run\n\n" + ("\n".join(missing(runs)) or "Nothing is missing."))
+    parts.append("### Runs that are not good\n\n" + ("\n".join(map(_escape, wrong)) or "None."))
+    parts.append("### Not run\n\n" + ("\n".join(list_missing(runs)) or "Nothing is missing."))
     return "\n\n".join(parts)
 
 
-def _with(verb: str, engine: str) -> str:
+def _engine_suffix(verb: str, engine: str) -> str:
     if verb == "up":
         return ""
     return {
@@ -57,14 +55,14 @@ def table(runs: Sequence[Run], verb: str) -> str:
     """Return one table: a line per fault."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
     for fault in FAULTS:
-        found = [run for run in runs if run.fault == fault.id and not run.void]
-        if found:
-            lines.append("| " + " | ".join(_row(fault.what, found, verb)) + " |")
+        group = [run for run in runs if run.fault == fault.id and not run.void]
+        if group:
+            lines.append("| " + " | ".join(_row(fault.what, group, verb)) + " |")
     return "\n".join(lines)
 
 
-def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
-    said = next((run.said for run in runs if run.said), "")
+def _row(title: str, runs: Sequence[Run], verb: str) -> list[str]:
+    message = next((run.said for run in runs if run.said), "")
     codes = sorted(
         {"killed" if run.code < 0 else str(run.code) for run in runs if run.code is not None}
     )
@@ -81,15 +79,15 @@ def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
     after_up = " (after `up`)" if any(run.alone is False for run in runs) else ""
     good = f"{sum(run.ok for run in runs)}"
     times = (
-        _times([run.detected for run in runs]),
-        _times([run.red for run in runs]),
-        _times([run.ready for run in runs]) + after_up,
+        _format_times([run.detected for run in runs]),
+        _format_times([run.red for run in runs]),
+        _format_times([run.ready for run in runs]) + after_up,
     )
     return [
-        what,
+        title,
         str(len(runs)),
         good,
-        _plain(said[:_SAID]),
+        _escape(message[:_MESSAGE_WIDTH]),
         ", ".join(codes) or "–",
         *times,
         requests,
@@ -97,48 +95,49 @@ def _row(what: str, runs: Sequence[Run], verb: str) -> list[str]:
     ]
 
 
-def _times(found: Sequence[float | None]) -> str:
-    """Return the median, and the range when there are several."""
-    seconds = [each for each in found if each is not None]
+def _format_times(times: Sequence[float | None]) -> str:
+    """Return the median, and the range of several."""
+    seconds = [value for value in times if value is not None]
     if not seconds:
         return "–"
     middle = f"{statistics.median(seconds):.1f} s"
     return middle if len(seconds) == 1 else f"{middle} ({min(seconds):.0f}–{max(seconds):.0f})"
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def missing(runs: Sequence[Run]) -> list[str]:
-    """Say which runs the campaign lacks."""
+def list_missing(runs: Sequence[Run]) -> list[str]:
+    """Return lines about the campaign's missing runs."""
     done = {run.key for run in runs if not run.void}
     lines = []
     for verb in VERBS:
         for engine in (STAND_IN, REAL):
             seeds = SEEDS[verb] if engine == STAND_IN else 1
-            wanted = [
+            required = [
                 (fault.id, seed)
                 for fault in FAULTS
                 if applies(fault, verb, engine)
                 for seed in range(1, seeds + 1)
             ]
-            lack = [
-                (fault, seed) for fault, seed in wanted if (fault, verb, seed, engine) not in done
+            pending = [
+                (fault, seed) for fault, seed in required if (fault, verb, seed, engine) not in done
             ]
-            if lack:
-                names = ", ".join(dict.fromkeys(fault for fault, _ in lack))
+            if pending:
+                names = ", ".join(dict.fromkeys(fault for fault, _ in pending))
                 lines.append(
-                    f"- `{verb}`{_with(verb, engine)}: {len(lack)} of {len(wanted)} runs ({names})"
+                    f"- `{verb}`{_engine_suffix(verb, engine)}: {len(pending)} of {len(required)}"
+                    f" runs ({names})"
                 )
     voids = [
         f"- `{run.verb}`, {run.fault}, seed {run.seed}: {run.void}" for run in runs if run.void
     ]
-    return [*lines, *map(_plain, voids)]
+    return [*lines, *map(_escape, voids)]
 
 
-def written(page: str, text: str) -> str:
-    """Return a page with the text between its marks; raises ValueError where it has none."""
+def replace_part(page: str, text: str) -> str:
+    """Return a page with the text between its marks; raises ValueError without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,5 +1,5 @@
-"""One run of each command: begin with nothing, start it, let the fault happen, look, heal, do it
-again, take it all down.
+"""One run of each command: start it on empty hosts, inject the fault, observe, heal, repeat, take
+down.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from datetime import datetime, timezone
 from benchmarks import engines
 from benchmarks.faults import inject, jobs, judge
 from benchmarks.faults.cases import BY_ID, REAL, SERVES, Case
-from benchmarks.faults.inject import NothingThere, Scene
+from benchmarks.faults.inject import NoTargetError, Scene
 from benchmarks.faults.judge import Run
-from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, until
-from benchmarks.faults.traffic import Traffic, ask
+from benchmarks.faults.testbed import (
+    API_KEY,
+    CommandResult,
+    FaultTestbed,
+    RunningCommand,
+    list_traces,
+    wait_until,
+)
+from benchmarks.faults.traffic import Traffic, send_request
 from launcher.agent import state
 from launcher.core.errors import VlaunchError
 from launcher.lab.host_configs import MODEL
@@ -32,74 +39,73 @@ DEADLINES = {
     "down": 180.0,
 }
 _COLLECT = 180.0
-_SETTLE = 6.0  # seconds that processes and containers may take to be gone after `down`
-_UNDER_LOAD = 10.0  # a server's fault happens within so many seconds under load
-_LASTS = 35.0  # seconds until somebody comes and heals what lasts
+_SETTLE = 6.0  # seconds for processes and containers to exit after `down`
+_UNDER_LOAD = 10.0  # a server's fault happens within these seconds under load
+_LASTS = 35.0  # seconds until a lasting fault is healed
 _RECOVERS = {REAL: 300.0}
 _RECOVERS_STAND_IN = 150.0
-_QUIET = 22.0  # without a failed request for so long, nothing has happened
+_QUIET = 22.0  # seconds without a failed request after which the fault had no effect
 _CALM = 5.0
-_SURE = 5.0  # seconds after which a dead part counts against a command that says done
-_SENT = 3.0  # seconds that what a killed launcher has asked for may still be on its way
-_RENEWED = 5.0  # seconds after which a keeper that lives has written again
-_OLD = 15.0  # seconds after which what the keeper wrote is nobody's word any more
+_SURE = 5.0  # seconds after which a dead part counts against a command that succeeded
+_SENT = 3.0  # seconds until a killed launcher's requests have arrived
+_RENEWED = 5.0  # seconds after which a running supervisor has written again
+_OLD = 15.0  # seconds after which the supervisor's record is stale
 
-# What goes wrong when the practice hosts do not do as they are told.
-BROKEN = (VlaunchError, OSError, subprocess.SubprocessError)
+# Errors of the lab hosts themselves.
+HOST_ERRORS = (VlaunchError, OSError, subprocess.SubprocessError)
 
 
 @dataclass(slots=True)
 class Stage:
-    """A run as it goes: the case, the hosts, and what is written down of it."""
+    """A run in progress: the case, the hosts, and the results."""
 
-    practice: Practice
+    testbed: FaultTestbed
     case: Case
     run: Run
     before: list[str] = field(default_factory=list)
 
     @property
     def inventory(self) -> str:
-        """The inventory that it works with; only servers have a stand-in."""
+        """The inventory of the run; only servers have a stand-in."""
         return (
             "stand-in.yaml"
             if self.case.verb in SERVES and self.case.engine != REAL
             else "real.yaml"
         )
 
-    def vlaunch(self, *words: str, timeout: float | None = None) -> Ran:
-        """Run a command to its end; one that has no end is written down."""
-        ran = self.practice.vlaunch(self.inventory, *words, timeout=timeout or DEADLINES[words[0]])
-        self.heard(words[0], ran)
-        return ran
+    def vlaunch(self, *arguments: str, timeout: float | None = None) -> CommandResult:
+        """Run a command; record it when it hangs or crashes."""
+        result = self.testbed.vlaunch(
+            self.inventory, *arguments, timeout=timeout or DEADLINES[arguments[0]]
+        )
+        self.note_result(arguments[0], result)
+        return result
 
-    def heard(self, word: str, ran: Ran) -> None:
-        """Write down a command that had no end, or a bad one."""
-        if ran.hung:
-            self.run.hung.append(f"`vlaunch {word}`")
-        if crash := judge.crash(ran.said):
-            self.run.crashed.append(f"`vlaunch {word}`: {crash}")
+    def note_result(self, verb: str, result: CommandResult) -> None:
+        """Record a command that hung or crashed."""
+        if result.hung:
+            self.run.hung.append(f"`vlaunch {verb}`")
+        if crash := judge.find_traceback(result.output):
+            self.run.crashed.append(f"`vlaunch {verb}`: {crash}")
 
-    def must(self, *words: str) -> Ran:
-        """Run a command that has to work; what it says is written down when it does not."""
-        ran = self.vlaunch(*words)
-        if ran.code != 0:
-            self.run.broken.append(
-                f"`vlaunch {words[0]}` ended with {ran.code}: {judge.last_words(ran.said)}"
-            )
-        return ran
-
-
-def clear(practice: Practice) -> None:
-    """Put the hosts right and take down what is on them, whatever was left there."""
-    inject.mend(practice)
-    practice.vlaunch("real.yaml", "down", "--yes", timeout=DEADLINES["down"])
-    inject.tidy(practice)
+    def run_checked(self, *arguments: str) -> CommandResult:
+        """Run a command that has to succeed; record its message when it fails."""
+        result = self.vlaunch(*arguments)
+        if result.code != 0:
+            message = judge.last_message(result.output)
+            self.run.broken.append(f"`vlaunch {arguments[0]}` ended with {result.code}: {message}")
+        return result
 
 
-def about(case: Case, seconds: float) -> Run:
-    """Return the run of a case, with nothing in it yet; `seconds` is how long the command takes
-    when nothing happens.
-    """
+def reset_hosts(testbed: FaultTestbed) -> None:
+    """Repair the hosts and take down all that is on them."""
+    inject.repair_hosts(testbed)
+    testbed.vlaunch("real.yaml", "down", "--yes", timeout=DEADLINES["down"])
+    inject.remove_disks(testbed)
+
+
+def new_run(case: Case, seconds: float) -> Run:
+    """Return the empty run of a case; `seconds` is the command's duration without a fault."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     span = seconds if case.verb not in SERVES or BY_ID[case.fault].early else _UNDER_LOAD
     return Run(
@@ -113,84 +119,81 @@ def about(case: Case, seconds: float) -> Run:
     )
 
 
-def run(practice: Practice, case: Case, seconds: float) -> Run:
-    """Do one run on hosts with nothing on them, and leave them so.
+def run_case(testbed: FaultTestbed, case: Case, seconds: float) -> Run:
+    """Run a case on empty hosts, and leave them empty.
 
-    Raises one of `BROKEN` when they cannot be put right.
+    Raises one of `HOST_ERRORS` when they cannot be repaired.
     """
-    stage, scene = Stage(practice, case, about(case, seconds)), Scene(practice=practice, case=case)
+    stage, scene = (
+        Stage(testbed, case, new_run(case, seconds)),
+        Scene(testbed=testbed, case=case),
+    )
     inject.prepare(scene)
-    stage.before = traces(practice)
+    stage.before = list_traces(testbed)
     try:
         _FLOWS[case.verb](stage, scene)
-    except (NothingThere, *BROKEN) as error:
+    except (NoTargetError, *HOST_ERRORS) as error:
         stage.run.void = str(error) or type(error).__name__
-    finally:  # also when somebody interrupts
-        inject.mend(practice)
-        if stage.run.why:
+    finally:  # also after an interrupt
+        inject.repair_hosts(testbed)
+        if stage.run.defects:
             _keep_evidence(stage)
-        _end(stage)
-        inject.tidy(practice)
-    if stage.run.why:
-        clear(practice)
+        _take_down(stage)
+        inject.remove_disks(testbed)
+    if stage.run.defects:
+        reset_hosts(testbed)
     return stage.run
 
 
 def _keep_evidence(stage: Stage) -> None:
-    """Write the bundle of `vlaunch collect` and the logs of the head's Ray into the folder of a run
-    that was not good.
-    """
-    practice, run = stage.practice, stage.run
-    folder = practice.folder / f"{run.verb}-{run.fault}-{run.seed}-{run.at.replace(':', '')}"
+    """Save the bundle of `vlaunch collect` and the head's Ray logs of a bad run."""
+    testbed, run = stage.testbed, stage.run
+    folder = testbed.folder / f"{run.verb}-{run.fault}-{run.seed}-{run.at.replace(':', '')}"
     folder.mkdir(exist_ok=True)
     bundle = str(folder / "collect.tar.gz")
-    practice.vlaunch(stage.inventory, "collect", "-o", bundle, timeout=_COLLECT)
-    logs = f"{practice.container(practice.head)}:/tmp/ray/session_latest/logs"
-    practice.docker(practice.head, "cp", "--follow-link", logs, str(folder))
+    testbed.vlaunch(stage.inventory, "collect", "-o", bundle, timeout=_COLLECT)
+    logs = f"{testbed.container(testbed.head)}:/tmp/ray/session_latest/logs"
+    testbed.docker(testbed.head, "cp", "--follow-link", logs, str(folder))
 
 
-def _end(stage: Stage) -> None:
-    """Take everything down, and look what is left."""
-    stage.must("down", "--yes")
-    left: list[str] = []
+def _take_down(stage: Stage) -> None:
+    """Take everything down, and record leftovers."""
+    stage.run_checked("down", "--yes")
+    leftovers: list[str] = []
 
     def gone() -> bool:
-        left[:] = judge.left_over(stage.before, traces(stage.practice))
-        return not left
+        leftovers[:] = judge.find_leftovers(stage.before, list_traces(stage.testbed))
+        return not leftovers
 
-    until(gone, _SETTLE, every=1.0)
-    stage.run.leftovers = list(left)
+    wait_until(gone, _SETTLE, every=1.0)
+    stage.run.leftovers = list(leftovers)
 
 
-def measure(practice: Practice, verb: str, engine: str) -> float:
-    """Return how long a command takes when nothing happens; ends the program when it does not work
-    even then.
-    """
+def measure_duration(testbed: FaultTestbed, verb: str, engine: str) -> float:
+    """Return the duration of a command without a fault; exit when it fails."""
     case = Case(fault="launcher", verb=verb, seed=0, engine=engine)
-    stage = Stage(
-        practice, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0)
-    )
-    stage.must("up")  # which may build the image
+    stage = Stage(testbed, case, Run(fault="", verb=verb, seed=0, engine=engine, host="", moment=0))
+    stage.run_checked("up")  # may build the image
     if verb == "up":
-        stage.must("down", "--yes")
-        ran = stage.must("up")
+        stage.run_checked("down", "--yes")
+        result = stage.run_checked("up")
     elif verb in SERVES:
-        ran = stage.must(*_serve_words(case))
+        result = stage.run_checked(*_serve_argv(case))
     else:
-        job = jobs.write(practice, case)
-        ran = stage.must("batch", str(job))
-        jobs.forget(practice, job)
-    stage.must("down", "--yes")
-    if stage.run.why:
+        job = jobs.write_job(testbed, case)
+        result = stage.run_checked("batch", str(job))
+        jobs.remove_job(testbed, job)
+    stage.run_checked("down", "--yes")
+    if stage.run.defects:
         raise SystemExit(
-            f"`{verb}` does not work without a fault: {stage.run.why}\n{ran.said[-3000:]}"
+            f"`{verb}` does not work without a fault: {stage.run.defects}\n{result.output[-3000:]}"
         )
-    return ran.seconds
+    return result.seconds
 
 
-def _happen(stage: Stage, scene: Scene) -> float:
-    """Let the fault happen; returns when it did."""
-    scene.strikes()
+def _inject(stage: Stage, scene: Scene) -> float:
+    """Inject the fault; return its time."""
+    scene.note_time()
     if note := inject.inject(scene):
         stage.run.notes.append(note)
     return scene.at[-1]
@@ -198,116 +201,117 @@ def _happen(stage: Stage, scene: Scene) -> float:
 
 def _status(stage: Stage) -> tuple[dict[str, object], float, float]:
     began = time.time()
-    seen = stage.vlaunch("status", "--json").document
-    return seen, began, time.time()
+    status = stage.vlaunch("status", "--json").document
+    return status, began, time.time()
 
 
-def _broken_while_whole(stage: Stage) -> None:
-    """Ask `status` while something may be dead, and compare."""
-    dead = stage.practice.dead()
-    seen, _, _ = _status(stage)
-    still = [each for each in stage.practice.dead() if each in dead]
-    if seen.get("whole") and still:
-        stage.run.lies.append(f"`status` said whole with {', '.join(still)}")
+def _check_status(stage: Stage) -> None:
+    """Compare `status` with the parts that are dead."""
+    dead = stage.testbed.missing_parts()
+    status, _, _ = _status(stage)
+    still_dead = [part for part in stage.testbed.missing_parts() if part in dead]
+    if status.get("whole") and still_dead:
+        stage.run.lies.append(f"`status` said whole with {', '.join(still_dead)}")
 
 
 # -- up --------------------------------------------------------------------------------------------
 
 
 def _up(stage: Stage, scene: Scene) -> None:
-    started = stage.practice.start(stage.inventory, "up")
-    fault, ran = _during(stage, scene, started)
-    if ran.code == 0 and ran.ended - fault > _SURE:
-        until(lambda: not stage.practice.dead(), _SURE)
-        if dead := stage.practice.dead():
+    started = stage.testbed.start(stage.inventory, "up")
+    fault, result = _inject_during(stage, scene, started)
+    if result.code == 0 and result.ended - fault > _SURE:
+        wait_until(lambda: not stage.testbed.missing_parts(), _SURE)
+        if dead := stage.testbed.missing_parts():
             stage.run.lies.append(f"`up` said done with {', '.join(dead)}")
-    _broken_while_whole(stage)
+    _check_status(stage)
     inject.heal(scene)
-    again = stage.must("up")
+    again = stage.run_checked("up")
     stage.run.ready = round(time.time() - fault, 1)
     if again.code == 0 and not _status(stage)[0].get("whole"):
         stage.run.broken.append("`status` does not say whole after `up`")
 
 
-def _during(stage: Stage, scene: Scene, started: Started) -> tuple[float, Ran]:
-    """Let the fault happen while a command runs, and wait for the command's end.
+def _inject_during(
+    stage: Stage, scene: Scene, started: RunningCommand
+) -> tuple[float, CommandResult]:
+    """Inject the fault into a running command, and wait for the command.
 
-    Raises NothingThere when it ended before.
+    Raises NoTargetError when it exits first.
     """
     try:
-        if not inject.chooses(stage.case):
-            until(lambda: started.over, stage.run.moment, every=0.02)
-        if started.over:
-            raise NothingThere("the command had ended before the fault came")
-        fault = _happen(stage, replace(scene, launcher=started))
-        ran = started.wait(DEADLINES[stage.case.verb])
+        if not inject.chooses_moment(stage.case):
+            wait_until(lambda: started.is_over, stage.run.moment, every=0.02)
+        if started.is_over:
+            raise NoTargetError("the command had ended before the fault came")
+        fault = _inject(stage, replace(scene, launcher=started))
+        result = started.wait(DEADLINES[stage.case.verb])
     finally:
-        started.end()
-    stage.heard(stage.case.verb, ran)
-    stage.run.code, stage.run.said = ran.code, judge.last_words(ran.said)
-    if ran.code > 0:
-        stage.run.detected = round(max(0.0, ran.ended - fault), 1)
-    return fault, ran
+        started.kill()
+    stage.note_result(stage.case.verb, result)
+    stage.run.code, stage.run.said = result.code, judge.last_message(result.output)
+    if result.code > 0:
+        stage.run.detected = round(max(0.0, result.ended - fault), 1)
+    return fault, result
 
 
 # -- serve -----------------------------------------------------------------------------------------
 
 
-def _serve_words(case: Case) -> tuple[str, ...]:
-    outside = () if case.verb == "serve" else ("--backend", "mp")
+def _serve_argv(case: Case) -> tuple[str, ...]:
+    backend = () if case.verb == "serve" else ("--backend", "mp")
     replicas = ("--data-parallel-size", "2") if case.verb == "serve-dp" else ()
-    # What is tested with the stand-in is the keeper; the proof of the network has nothing to do
-    # with it.
+    # The stand-in tests the supervisor, not the network check.
     return (
         "serve",
-        *outside,
+        *backend,
         *replicas,
         *(() if case.engine == REAL else ("--skip-network-check",)),
     )
 
 
 def _serve(stage: Stage, scene: Scene) -> None:
-    if stage.must("up").code != 0:
+    if stage.run_checked("up").code != 0:
         return
     if BY_ID[stage.case.fault].early:
-        started = stage.practice.start(stage.inventory, *_serve_words(stage.case))
-        fault, ran = _during(stage, scene, started)
+        started = stage.testbed.start(stage.inventory, *_serve_argv(stage.case))
+        fault, result = _inject_during(stage, scene, started)
 
         def decided() -> bool:
-            return _answers(stage.practice) or (
-                time.time() > ran.ended + _SENT and not _wanted(stage.practice)
+            return _is_answering(stage.testbed) or (
+                time.time() > result.ended + _SENT and not _has_spec(stage.testbed)
             )
 
-        until(decided, _recovers(stage.case), every=1.0)
-        if _answers(stage.practice):
+        wait_until(decided, _recovery_limit(stage.case), every=1.0)
+        if _is_answering(stage.testbed):
             stage.run.ready, stage.run.alone = round(time.time() - fault, 1), True
-        elif _wanted(stage.practice):
+        elif _has_spec(stage.testbed):
             stage.run.broken.append(
-                f"the server did not come up by itself within {_recovers(stage.case):.0f} s"
+                f"the server did not come up by itself within {_recovery_limit(stage.case):.0f} s"
             )
-    elif stage.must(*_serve_words(stage.case)).code == 0:
-        with _traffic(stage.practice) as traffic, _states(stage.practice) as states:
+    elif stage.run_checked(*_serve_argv(stage.case)).code == 0:
+        with _traffic(stage.testbed) as traffic, _states(stage.testbed) as states:
             _under_load(stage, scene, traffic, states)
     else:
         return
-    stage.must("up")
-    stage.must(*_serve_words(stage.case))
-    if not _answers(stage.practice):
+    stage.run_checked("up")
+    stage.run_checked(*_serve_argv(stage.case))
+    if not _is_answering(stage.testbed):
         stage.run.broken.append("no completion after `serve`")
 
 
 def _under_load(
     stage: Stage, scene: Scene, traffic: Traffic, states: list[tuple[float, str]]
 ) -> None:
-    """Let the fault happen to a server that answers requests, and watch until it answers again."""
+    """Inject the fault into a server under load, and observe until it answers again."""
     lasts, by_hand = BY_ID[stage.case.fault].lasts, BY_ID[stage.case.fault].by_hand
-    until(lambda: len(traffic.samples) >= 4, 30)
+    wait_until(lambda: len(traffic.samples) >= 4, 30)
     time.sleep(stage.run.moment)
-    before = stage.practice.record(state.OBSERVED)
-    fault = _happen(stage, scene)
-    until(lambda: _noticed(stage.practice, traffic, fault), _LASTS if lasts else _QUIET)
-    seen, began, ended = _status(stage)
-    stage.run.lies += judge.lying(seen, began, ended, list(traffic.samples))
+    before = stage.testbed.record(state.OBSERVED)
+    fault = _inject(stage, scene)
+    wait_until(lambda: _is_noticed(stage.testbed, traffic, fault), _LASTS if lasts else _QUIET)
+    status, began, ended = _status(stage)
+    stage.run.lies += judge.find_false_status(status, began, ended, list(traffic.samples))
     healed = fault
     if lasts:
         time.sleep(max(0.0, fault + _LASTS - time.time()))
@@ -316,92 +320,94 @@ def _under_load(
     if not by_hand:
 
         def settled() -> bool:
-            return judge.settled(
+            return judge.is_settled(
                 list(traffic.samples), fault, time.time(), quiet=_QUIET, calm=_CALM
             )
 
-        until(settled, _recovers(stage.case))
-    out = judge.outage(list(traffic.samples), fault)
-    _note_outage(stage, out, healed, traffic)
-    after = stage.practice.record(state.OBSERVED)
+        wait_until(settled, _recovery_limit(stage.case))
+    outage = judge.find_outage(list(traffic.samples), fault)
+    _note_outage(stage, outage, healed, traffic)
+    after = stage.testbed.record(state.OBSERVED)
     if stage.case.verb in BY_ID[stage.case.fault].harmless:
-        stage.run.hurt = judge.hurt(before, after)
-    faults = [each for each in after.get("faults", ()) if each["at"] >= fault - 1]
+        stage.run.hurt = judge.find_restart(before, after)
+    faults = [entry for entry in after.get("faults", ()) if entry["at"] >= fault - 1]
     if faults:
         stage.run.detected = round(max(0.0, faults[0]["at"] - fault), 1)
         stage.run.said = str(faults[0]["what"])
     else:
-        stage.run.said = _said(seen)
-    stage.run.red = judge.red(list(states), fault)
+        stage.run.said = _describe_server(status)
+    stage.run.red = judge.seconds_to_red(list(states), fault)
     limit = judge.GREEN_SILENT if BY_ID[stage.case.fault].silent else judge.GREEN
     stage.run.lies += judge.green_while_dead(list(states), list(traffic.samples), fault, limit)
 
 
-def _note_outage(stage: Stage, out: judge.Outage, healed: float, traffic: Traffic) -> None:
+def _note_outage(stage: Stage, outage: judge.Outage, healed: float, traffic: Traffic) -> None:
     run = stage.run
-    run.requests, run.failed = len(traffic.samples), out.failed
-    if out.first is None:
+    run.requests, run.failed = len(traffic.samples), outage.failed
+    if outage.first is None:
         run.notes.append("no request failed")
         return
-    run.alone = out.again is not None
-    if out.again is not None:
-        run.ready = round(max(0.0, out.again - healed), 1)
+    run.alone = outage.again is not None
+    if outage.again is not None:
+        run.ready = round(max(0.0, outage.again - healed), 1)
     elif not BY_ID[stage.case.fault].by_hand:
         run.broken.append(
-            f"the server did not come back by itself within {_recovers(stage.case):.0f} s"
+            f"the server did not come back by itself within {_recovery_limit(stage.case):.0f} s"
         )
 
 
-def _noticed(practice: Practice, traffic: Traffic, fault: float) -> bool:
-    """Tell whether the keeper has seen a fault, or clients have for as long as it may take."""
-    if any(each["at"] >= fault for each in practice.record(state.OBSERVED).get("faults", ())):
+def _is_noticed(testbed: FaultTestbed, traffic: Traffic, fault: float) -> bool:
+    """Return whether the supervisor has recorded the fault, or clients have failed for the time
+    that this may take.
+    """
+    if any(entry["at"] >= fault for entry in testbed.record(state.OBSERVED).get("faults", ())):
         return True
-    first = judge.outage(list(traffic.samples), fault).first
+    first = judge.find_outage(list(traffic.samples), fault).first
     return first is not None and time.time() - first > 15
 
 
-def _said(seen: dict[str, object]) -> str:
-    server = seen.get("server")
+def _describe_server(status: dict[str, object]) -> str:
+    server = status.get("server")
     if not isinstance(server, dict):
         return "`status` gave no answer"
     return f"{server.get('state', '')}: {server.get('detail', '')}".rstrip(": ")
 
 
-def _recovers(case: Case) -> float:
+def _recovery_limit(case: Case) -> float:
     return _RECOVERS.get(case.engine, _RECOVERS_STAND_IN)
 
 
-def _url(practice: Practice) -> str:
-    return f"http://{practice.head.ip}:8000/v1"
+def _url(testbed: FaultTestbed) -> str:
+    return f"http://{testbed.head.ip}:8000/v1"
 
 
-def _wanted(practice: Practice) -> bool:
-    """Tell whether a server was asked for, so that one may come."""
-    return bool(practice.record(state.DESIRED))
+def _has_spec(testbed: FaultTestbed) -> bool:
+    """Return whether the server has a spec, so that it may come."""
+    return bool(testbed.record(state.DESIRED))
 
 
-def _answers(practice: Practice) -> bool:
-    return ask(_url(practice), API_KEY, MODEL, 15).ok
+def _is_answering(testbed: FaultTestbed) -> bool:
+    return send_request(_url(testbed), API_KEY, MODEL, 15).ok
 
 
-def _traffic(practice: Practice) -> Traffic:
-    return Traffic(_url(practice), API_KEY, MODEL)
+def _traffic(testbed: FaultTestbed) -> Traffic:
+    return Traffic(_url(testbed), API_KEY, MODEL)
 
 
 @contextmanager
-def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
-    """Read the server's verdicts from its record while the block is entered; a record that is not
-    renewed counts as `unknown`.
+def _states(testbed: FaultTestbed) -> Iterator[list[tuple[float, str]]]:
+    """Read the server's verdicts from its record inside the block; a stale record counts as
+    `unknown`.
     """
     states: list[tuple[float, str]] = []
     over = threading.Event()
 
     def read_states() -> None:
         while not over.wait(0.3):
-            record, now = practice.record(state.OBSERVED), time.time()
+            record, now = testbed.record(state.OBSERVED), time.time()
             age = now - float(record.get("written", 0))
-            # `status` checks first whether the head's container runs.
-            old = age >= _OLD or (age >= _RENEWED and engines.agent(practice.head) is None)
+            # As in `status`: no verdict without the head's container.
+            old = age >= _OLD or (age >= _RENEWED and engines.find_agent(testbed.head) is None)
             states.append((now, "unknown" if old else str(record.get("verdict", ""))))
 
     thread = threading.Thread(target=read_states, daemon=True)
@@ -417,26 +423,30 @@ def _states(practice: Practice) -> Iterator[list[tuple[float, str]]]:
 
 
 def _batch(stage: Stage, scene: Scene) -> None:
-    if stage.must("up").code != 0:
+    if stage.run_checked("up").code != 0:
         return
-    job = jobs.write(stage.practice, stage.case)
-    started = stage.practice.start(stage.inventory, "batch", str(job))
+    job = jobs.write_job(stage.testbed, stage.case)
+    started = stage.testbed.start(stage.inventory, "batch", str(job))
     try:
-        fault, ran = _during(stage, scene, started)
-        if ran.code == 0 and any(amiss := judge.rows_amiss(jobs.rows(job), jobs.ROWS)):
+        fault, result = _inject_during(stage, scene, started)
+        if result.code == 0 and any(
+            amiss := judge.count_row_errors(jobs.read_rows(job), jobs.ROWS)
+        ):
             stage.run.lies.append(
                 "`batch` said done with {} rows lost and {} doubled".format(*amiss)
             )
         inject.heal(scene)
-        stage.must("up")
-        again = stage.must("batch", str(job))
-        stage.run.ready = round(time.time() - fault, 1) if ran.code != 0 else None
+        stage.run_checked("up")
+        again = stage.run_checked("batch", str(job))
+        stage.run.ready = round(time.time() - fault, 1) if result.code != 0 else None
         if again.code == 0:
             stage.run.rows = jobs.ROWS
-            stage.run.lost, stage.run.doubled = judge.rows_amiss(jobs.rows(job), jobs.ROWS)
-            stage.run.broken += jobs.torn(job)
+            stage.run.lost, stage.run.doubled = judge.count_row_errors(
+                jobs.read_rows(job), jobs.ROWS
+            )
+            stage.run.broken += jobs.partial_files(job)
     finally:
-        jobs.forget(stage.practice, job)
+        jobs.remove_job(stage.testbed, job)
 
 
 _FLOWS: dict[str, Callable[[Stage, Scene], None]] = {
@@ -446,6 +456,6 @@ _FLOWS: dict[str, Callable[[Stage, Scene], None]] = {
 }
 
 
-def as_line(run: Run) -> str:
+def format_line(run: Run) -> str:
     """Return the line of the results file for a run."""
     return json.dumps(run.as_json(), ensure_ascii=False) + "\n"

@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 
-from . import children, leader, metrics, process, queries, server, state
+from . import children, leader, metrics, process, queries, rotation, server, state
 from .certificates import Certificates
+from .front import DRAIN
 from .leader import Leader
 from .log import say, trace
 from .members import Member
 from .node import LocalNode, Order
+from .router_process import RouterProcess
 from .supervisor import Supervisor
 
 # seconds between two turns: mostly, and while something is being started or ended
@@ -113,6 +115,7 @@ class Agent:
             state.FOLDER, private_shm=args.private_shm, on_gpus_lost=self._exit_for_restart
         )
         self.ray = RayDaemon(args.command)
+        self.router = RouterProcess(state.FOLDER)
         self.lead: Leader | None = None
         self.member: Member | None = None
         self.lock = threading.RLock()  # of all this, for the server's thread
@@ -133,6 +136,7 @@ class Agent:
             self.member = Member(args.node, self.node, *address, certificates, wake)
         self.server = server.HttpServer(*sites)
         self.supervisors: dict[str, Supervisor] = {}
+        self.paused: dict[str, float] = {}  # servers that get no requests, and until when
         self.signals: list[int] = []
         self.code: int | None = None
         self.turned = time.monotonic() - _INTERVAL
@@ -154,13 +158,14 @@ class Agent:
     def busy(self) -> bool:
         """True while something starts or stops, or new orders are likely."""
         part = self.member or self.node
-        return part.changing or any(keeper.changing for keeper in self.supervisors.values())
+        return part.changing or any(supervisor.changing for supervisor in self.supervisors.values())
 
     def tick(self) -> None:
         """Run one round of the main loop."""
         self.turned = time.monotonic()
         children.reap()
         self.ray.tick(others=self.node.has_engine)
+        self.router.tick()
         self.code = self.ray.code if self.code is None else self.code
         if self.member is not None:
             self.member.tick()
@@ -172,16 +177,28 @@ class Agent:
         for name in state.server_names():
             if name not in self.supervisors:
                 self.supervisors[name] = Supervisor(name, state.FOLDER, lead)
-        for keeper in self.supervisors.values():
+        for supervisor in self.supervisors.values():
             try:
-                keeper.tick()
+                supervisor.tick()
             except Exception:
-                trace(keeper.name)
+                trace(supervisor.name)
         orders: dict[str, dict[str, Order]] = {}
-        for name, keeper in self.supervisors.items():
-            for node, order in keeper.orders().items():
+        for name, supervisor in self.supervisors.items():
+            for node, order in supervisor.orders().items():
                 orders.setdefault(node, {})[name] = order
         lead.orders = orders
+        lead.left_alone = {
+            name for name, supervisor in self.supervisors.items() if supervisor.leaves_alone
+        }
+        statuses = {name: supervisor.status for name, supervisor in self.supervisors.items()}
+        known = {name: status for name, status in statuses.items() if status is not None}
+        states = rotation.front_states(known)
+        self.paused = rotation.lasting_pauses(self.paused, states, self.turned)
+        lead.front_states = states | dict.fromkeys(self.paused, DRAIN)
+        has_front = bool(lead.fronts())
+        for name, status in known.items():
+            is_drained = lead.front_states.get(name) == DRAIN and not status.draining
+            status.drained = has_front and is_drained
         lead.ray = f"{lead.boot}.{self.ray.starts}" if self.ray.starts else ""
         lead.tick()
 
@@ -193,6 +210,7 @@ class Agent:
         """Stop everything that runs here, politely first; the specs stay."""
         deadline = time.monotonic() + _RAY_GRACE
         self.ray.stop()
+        self.router.stop()
         while not (self.node.stop_all() and self.ray.ended) and time.monotonic() < deadline:
             children.reap()
             time.sleep(0.1)

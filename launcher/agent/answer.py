@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import api, task
+from . import api, task, upstream
 from .api import QueryTarget
 from .observed import FirstAnswer, Refusal
 from .task import ModelTask
@@ -46,7 +46,9 @@ class ReplicaAnswer(NamedTuple):
 
 def request_first_answer(target: QueryTarget) -> FirstAnswer | Refusal:
     """Request a completion, or another task that the model has, from every replica."""
-    status, text = api.query_api(target, "/v1/models", timeout=min(10.0, target.timeout))
+    status, text = api.query_api(
+        target, upstream.text("vllm.route-models"), timeout=min(10.0, target.timeout)
+    )
     if status != 200:
         return Refusal(status=status, error=text[:500] or "no answer")
     model = str(json.loads(text)["data"][0]["id"])
@@ -134,7 +136,8 @@ def count_finished(target: QueryTarget) -> dict[int, float]:
     """
     counts: dict[int, float] = {}
     for labels, number in api.parse_samples(
-        api.query_api(target, "/metrics")[1], "vllm:request_success_total"
+        api.query_api(target, upstream.text("vllm.route-metrics"))[1],
+        upstream.text("vllm.requests-finished"),
     ):
         if labels.get("engine", "").isdigit():
             replica = int(labels["engine"])

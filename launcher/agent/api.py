@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import records
+from . import records, upstream
 from .records import Amount, Count
 from .task import Form
 
@@ -76,7 +76,7 @@ def send_request(
         if token := file.read().strip():
             headers["Authorization"] = f"Bearer {token}"
     if engine is not None:
-        headers["X-data-parallel-rank"] = str(engine)  # vllm/entrypoints/generate/base/serving.py
+        headers[upstream.text("vllm.header-replica")] = str(engine)
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         method, data = ("GET", None) if body is None else ("POST", form.data)
@@ -175,17 +175,20 @@ class Counters:
         )
 
 
+_MOVING = (
+    *("vllm.generation-tokens", "vllm.prompt-tokens", "vllm.preemptions"),
+    *("vllm.kv-cache-usage", "vllm.requests-finished"),
+)
 _PROGRESS = re.compile(
-    r"^vllm:(?:generation_tokens_total|prompt_tokens_total"
-    r"|iteration_tokens_total_(?:count|sum)|num_preemptions_total|"
-    r"kv_cache_usage_perc|request_success_total)(?:\{[^\n]*\})? \S+$",
+    rf"^(?:{upstream.any_of(*_MOVING)}|{upstream.text('vllm.iteration-tokens')}_(?:count|sum))"
+    r"(?:\{[^\n]*\})? \S+$",
     re.M,
 )
 
 
 def query_counters(target: QueryTarget, timeout: float = 5.0) -> Counters | None:
     """Return vLLM's counters; None if they do not come in time, or with `--disable-log-stats`."""
-    status, text = query_api(target, "/metrics", timeout=timeout)
+    status, text = query_api(target, upstream.text("vllm.route-metrics"), timeout=timeout)
     return parse_counters(text) if status == 200 else None
 
 
@@ -201,12 +204,12 @@ def parse_counters(text: str) -> Counters | None:
     try:
         parsed = Counters(
             progress=tuple(lines),
-            running=int(total("vllm:num_requests_running")),
-            waiting=int(total("vllm:num_requests_waiting")),
-            tokens=total("vllm:generation_tokens_total"),
+            running=int(total(upstream.text("vllm.requests-running"))),
+            waiting=int(total(upstream.text("vllm.requests-waiting"))),
+            tokens=total(upstream.text("vllm.generation-tokens")),
             failed=sum(
                 number
-                for labels, number in parse_samples(text, "http_requests_total")
+                for labels, number in parse_samples(text, upstream.text("vllm.http-requests"))
                 if labels.get("status") == "5xx"
             ),
             held=parse_capacity(text),
@@ -226,7 +229,7 @@ def parse_capacity(text: str) -> dict[str, str]:
     """Return the capacity of the KV caches from the labels of `vllm:cache_config_info`; tokens and
     concurrency are sums over replicas.
     """
-    replicas = [labels for labels, _ in parse_samples(text, "vllm:cache_config_info")]
+    replicas = [labels for labels, _ in parse_samples(text, upstream.text("vllm.cache-config"))]
     names = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
     sizes = {name: labels[name] for labels in replicas[:1] for name in names if name in labels}
     for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):

@@ -7,6 +7,7 @@ of them answer, and their counters are added up.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -54,12 +55,14 @@ class Api:
         if not launched or self.lead.is_reporting(self.node):
             self.stop()
             return self.lead.report(self.node, self.name).probe
-        if len(spec.apis) > 1 and not spec.listens_everywhere:
-            return ProbeReport()  # on loopback every node has its own API
+        if spec.only_host and ipaddress.ip_address(spec.only_host).is_loopback:
+            return ProbeReport()  # another API may listen on this node's loopback
         if self._fallback_probe is None:
-            host = spec.addresses.get(self.node, "") if spec.listens_everywhere else spec.host
             self._fallback_probe = ApiProbe(
-                host, spec.port, spec.replicas_behind(self.process), spec.policy.canary
+                spec.only_host or spec.addresses.get(self.node, ""),
+                spec.port,
+                spec.replicas_behind(self.process),
+                spec.policy.canary,
             )
         return self._fallback_probe.report()
 

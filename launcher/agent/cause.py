@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from . import upstream
+
 _RELEVANT = re.compile(
-    r"died unexpectedly|fatal error|EngineDeadError|Error:|Exception:|CUDA error|out of"
-    r" memory|Killed|NCCL WARN|SIGSEGV|RayTaskError\(|"
+    upstream.any_of("vllm.died-unexpectedly", "vllm.engine-dead", "ray.task-error", "nccl.warning")
+    + r"|fatal error|Error:|Exception:|CUDA error|out of memory|Killed|SIGSEGV|"
     r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
     r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
@@ -26,17 +28,19 @@ _FIELD_ERROR = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?
 _FIELD_NAME = re.compile(r"[\w.\[\]-]+$")
 # These only report that something else failed before.
 _CONSEQUENCE = re.compile(
-    r"Engine core initialization"
-    r" failed|EngineDeadError|ActorHandleNotFoundError|ActorDiedError|EngineCore encountered|"
-    r"CancelledError|resource_tracker|cancelled|BrokenPipeError|died unexpectedly|Executor failed"
-    r"|UserCodeException|See stack trace|isn't serializable"
+    upstream.any_of(
+        *("vllm.engine-failed", "vllm.engine-dead", "vllm.engine-encountered"),
+        *("vllm.died-unexpectedly", "vllm.executor-failed", "vllm.stack-trace-consequence"),
+        *("ray.actor-handle", "ray.actor-died", "ray.user-exception", "ray.not-serializable"),
+    )
+    + r"|CancelledError|resource_tracker|cancelled|BrokenPipeError"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # `(RayWorkerProc pid=284, ip=192.168.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `
 _PREFIX = re.compile(r"(?:\([^()]*\bpid=[^()]*\) ?)*(?:[A-Z]+ \d\d-\d\d \S+ \[[^\]]*\] ?)?")
 _PROCESS = re.compile(r"\(([\w-]+) pid=(\d+)(?:, ip=([\w.:-]+))?")
 # Ray's line before a traceback: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
-_REMOTE = re.compile(r"\bray::(\w+)\S* \(pid=(\d+), ip=([\w.:-]+)")
+_REMOTE = re.compile(upstream.text("ray.remote-call"))
 # Lines that end the traceback below a `_REMOTE` line.
 _REMOTE_END = re.compile(
     r"Traceback \(|The above exception was|During handling of the above|the engine did not start"

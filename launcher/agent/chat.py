@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import answer, task
+from . import answer, task, upstream
 from .api import HttpError, QueryTarget, query_api, send_request
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 def _chat(target: QueryTarget, messages: list[dict[str, str]]) -> dict[str, Any] | None:
     """Stream one answer; return the error, if any."""
-    status, text = query_api(target, "/v1/models")
+    status, text = query_api(target, upstream.text("vllm.route-models"))
     if status != 200:
         return {"error": text[:500], "status": status}
     model = json.loads(text)["data"][0]["id"]

@@ -58,8 +58,9 @@ class Policy:
 
     `canary` is the interval of canaries, `stuck` the time without a step after which a hung engine
     is stopped, `restarts` the limit of restarts within `window` (None: unlimited), `start_timeout`
-    the least time limit of a restart, `grace` the time for an engine to exit politely. With
-    `restarts` of 0 nothing is ever stopped or restarted.
+    the least time limit of a restart, `drain` the limit of waiting for requests before a planned
+    stop, `grace` the time for an engine to exit politely. With `restarts` of 0 nothing is ever
+    stopped or restarted.
     """
 
     canary: float = 5.0
@@ -68,6 +69,7 @@ class Policy:
     window: float = 3600.0
     start_timeout: float = 1800.0
     grace: float = 5.0
+    drain: float = 60.0
     pause: float = 5.0
     longest_pause: float = 600.0
 
@@ -76,6 +78,7 @@ class Policy:
 class Desired:
     """Spec of a server: its processes, address, resources and supervision.
 
+    `host` is the address of its API, empty for each node's own.
     `id` is equal exactly for equal servers; `asked` (seconds since 1970) distinguishes two requests
     for one. `places` has its number of GPUs on each node, `addresses` the address of every node of
     the cluster, `memory_share` its share of a GPU's memory (None: not checked), `visible` the
@@ -107,15 +110,21 @@ class Desired:
         """Return plain data for JSON."""
         return dataclasses.asdict(self)
 
+    def api_host(self, node: str) -> str:
+        """Return the address under which vLLM's API on a node answers on that node."""
+        if self.listens_everywhere:
+            return "127.0.0.1"
+        return self.host or self.addresses.get(node, "")
+
     @property
-    def api_host(self) -> str:
-        """Address under which vLLM answers on its own node, for its bind address."""
-        return "127.0.0.1" if self.listens_everywhere else self.host
+    def only_host(self) -> str:
+        """The only address on which it listens; empty if it listens on those of its nodes."""
+        return "" if self.listens_everywhere else self.host
 
     @property
     def listens_everywhere(self) -> bool:
         """True if it listens on all addresses of its node."""
-        return self.host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+        return self.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
     @property
     def apis(self) -> tuple[ProcessSpec, ...]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from . import children
+from . import children, upstream
 
 _GPUS = (
     "nvidia-smi",
@@ -29,7 +29,7 @@ _TIMEOUT = 30.0
 # The container has lost its devices (NVIDIA/nvidia-container-toolkit#48): only a start of the
 # container brings them back.
 _LOST = (
-    "Failed to initialize NVML",
+    upstream.text("nvidia-container-toolkit.nvml-failed"),
     "Unable to determine the device handle",
     "No devices were found",
 )

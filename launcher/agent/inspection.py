@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import blame, children, process, records
+from . import blame, children, process, records, upstream, watchdog
 from .blame import NodeSample
 
 EVERY, _SELDOM = 10.0, 30.0  # seconds between two samples: at least, and on a loaded host
@@ -29,7 +29,8 @@ _DUMP = 15.0  # seconds for one dump: 0.1, but for a host that is overloaded
 _TRIES = 3  # a dump taken while the process works may be unreadable
 _SHARE = 0.05  # of the time in which samples may be taken: py-spy uses a core while it runs
 _FRAMES = 60
-_RANK = re.compile(r"VLLM::(Worker|EngineCore)((?:_[A-Z]+\d+)*)")
+_DUMPS = 3  # files of vLLM's watchdog in one sample
+_RANK = re.compile(upstream.text("vllm.rank-title"))
 _PLACE = re.compile(r"(DP|TP|PP)(\d+)")
 _RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
 _RAS_WAIT = 5  # seconds
@@ -48,7 +49,8 @@ _LOAD = ("utilization", "memory", "power_w", "limit_w")  # percent of the time, 
 class InspectionTarget:
     """Target of an inspection: an engine's session, Ray's processes for it, and its ranks' GPUs.
 
-    `count` is the number of ranks on this node, `gpus` their GPUs in order (None: all).
+    `count` is the number of ranks on this node, `gpus` their GPUs in order (None: all), `argv` the
+    engine's command.
     """
 
     session: int | None
@@ -96,6 +98,7 @@ def take_sample(target: InspectionTarget) -> dict[str, Any]:
     """Take one sample."""
     processes = list(_processes(target))
     all_gpus = _query_gpus(target)
+    dumps = watchdog.list_dumps(target.argv, {rank.pid for rank in processes})
     gpus, helpers = (
         _gpus_by_rank(target, processes, all_gpus),
         _child_ticks({rank.pid for rank in processes}),
@@ -107,7 +110,10 @@ def take_sample(target: InspectionTarget) -> dict[str, Any]:
             {**_sample_rank(rank, gpus.get(rank.pid, [])), "helpers": helpers[rank.pid]}
             for rank in processes
         ],
-        "notes": [*_query_nccl(), *_watchdog(target.argv)],
+        "notes": [
+            *_query_nccl(),
+            *(f"vLLM's watchdog wrote {path[:200]}" for path in dumps[-_DUMPS:]),
+        ],
     }
 
 
@@ -296,12 +302,13 @@ def _query_nccl() -> list[str]:
     with contextlib.suppress(OSError), socket.create_connection(_RAS, 1) as sock:
         sock.settimeout(_RAS_WAIT + 2)
         with sock.makefile("rw", encoding="utf-8", errors="replace", newline="\n") as stream:
-            for command in ("CLIENT PROTOCOL 2", f"TIMEOUT {_RAS_WAIT}"):
+            protocol = f"{upstream.text('nccl.ras-protocol')} 2"
+            for command in (protocol, f"TIMEOUT {_RAS_WAIT}"):
                 stream.write(f"{command}\n")
                 stream.flush()
                 if not stream.readline().startswith(("SERVER PROTOCOL", "OK")):
                     return []
-            stream.write("VERBOSE STATUS\n")
+            stream.write(f"{upstream.text('nccl.ras-status')}\n")
             stream.flush()
             report = stream.read(1 << 18)
         return [f"NCCL RAS: {line[:200]}" for line in _problem_lines(report)][:20]
@@ -321,16 +328,6 @@ def _problem_lines(report: str) -> list[str]:
         if name in _PROBLEM_CHAPTERS
     ]
     return [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-
-
-def _watchdog(argv: Sequence[str]) -> list[str]:
-    """Return the newest stall dumps of vLLM's watchdog, if its folder is configured."""
-    with contextlib.suppress(ValueError, IndexError, AttributeError, TypeError, OSError):
-        settings = json.loads(argv[list(argv).index("--watchdog-config") + 1])
-        files = glob.glob(os.path.join(glob.escape(settings["dump_dir"]), "*"))
-        newest = sorted(files, key=os.path.getmtime)[-3:]
-        return [f"vLLM's watchdog wrote {path[:200]}" for path in newest]
-    return []
 
 
 def _parse_number(text: str) -> float | None:

@@ -17,17 +17,19 @@ from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
-from . import records
+from . import records, state
 from .certificates import Certificates, common_name
+from .front import Rotation
 from .log import LimitedLog, say
 from .members import ReportReply
-from .node import NOTHING, AgentReport, LocalNode, Order, ServerReport
+from .node import KEEP, NOTHING, AgentReport, LocalNode, Order, ServerReport
 from .server import HttpSite
 
 _FRESH = 5.0  # seconds for which a report holds
 SILENCE = 60.0  # seconds without a report until a connection counts as broken
 _RETURN = 10.0  # seconds for an agent to reconnect
 _BOOT_LENGTH = 40  # letters of a boot
+_DIGEST_LENGTH = 64  # letters of a sha256
 _MAX_BOOTS = 1000  # starts of a node's agent that are remembered
 _RETRY = 0.02  # seconds between two attempts to get the agent's lock
 _HANGS = 5.0  # seconds for which its main loop may hold it; members wait longer for an answer
@@ -42,7 +44,8 @@ class ConnectedAgent:
     """A node's connected agent, and its last report, received at `last_report_at`.
 
     `boot` changes with each start of its container. `done` is the number of the orders that it had
-    carried out by then.
+    carried out by then, `program` the sha256 of its archive (empty: of an older version). `front`
+    has the servers in its node's front, None without one.
     """
 
     boot: str
@@ -50,6 +53,8 @@ class ConnectedAgent:
     last_report_at: float
     servers: Mapping[str, ServerReport] = field(default_factory=dict)
     done: int = 0
+    program: str = ""
+    front: Mapping[str, Rotation] | None = None
 
 
 class Leader:
@@ -61,11 +66,18 @@ class Leader:
         self.members: dict[str, ConnectedAgent] = {}
         self.lost: dict[str, tuple[float, str]] = {}  # since when a node counts as gone, and why
         self.orders: dict[str, dict[str, Order]] = {}
+        self.front_states: Mapping[str, str] = {}  # of servers, see `front.py`
+        self.left_alone: set[str] = set()  # servers whose engines get no other orders
         self.ray = ""  # another word each time that Ray's head is started
         self._answers: dict[str, ReportReply] = {}  # to each node
         # of each node the boots of its agent, newest last, and the number of the last report
         self._boots: dict[str, dict[str, int]] = {}
-        self._own = ConnectedAgent(self.boot, asyncio.BaseTransport(), last_report_at=math.inf)
+        self._own = ConnectedAgent(
+            self.boot,
+            asyncio.BaseTransport(),
+            last_report_at=math.inf,
+            program=state.program_digest(),
+        )
 
     def is_connected(self, node: str) -> bool:
         """True if a node's agent is connected."""
@@ -94,10 +106,13 @@ class Leader:
     def _find_agent(self, node: str) -> ConnectedAgent | None:
         return self._own if node == self.name else self.members.get(node)
 
-    def gone_reason(self, node: str) -> str:
-        """Return why a node is gone, after time to come back; empty while it may be there."""
+    def gone_reason(self, node: str, patience: float = 0.0) -> str:
+        """Return why a node is gone; empty while it is connected, or may return. It gets `patience`
+        seconds more than usual to reconnect.
+        """
         since, why = self.lost.get(node, (0.0, ""))
-        return why if why and not self.is_connected(node) and time.monotonic() >= since else ""
+        over = not self.is_connected(node) and time.monotonic() >= since + patience
+        return why if over else ""
 
     def report_ages(self) -> dict[str, float]:
         """Return the seconds since the last report of each node's agent."""
@@ -110,19 +125,31 @@ class Leader:
             },
         }
 
+    def programs(self) -> dict[str, str]:
+        """Return the sha256 of each connected agent's archive; empty for an older version."""
+        agents = {self.name: self._own, **self.members}
+        return {name: agent.program for name, agent in list(agents.items())}
+
+    def fronts(self) -> dict[str, Mapping[str, Rotation]]:
+        """Return the servers in the fronts of connected nodes, by node."""
+        agents = {self.name: self._own, **self.members}
+        return {name: agent.front for name, agent in agents.items() if agent.front is not None}
+
     def order_number(self, node: str) -> int:
         """Return the number of a node's orders, which grows with each change."""
         return self._answers[node].number if node in self._answers else 0
 
     def tick(self) -> None:
         """Update the orders, and drop members that are closed or silent."""
-        self.node.orders = self.orders.get(self.name, {})
+        self.node.orders = self._orders_for(self.name, self._own.servers)
         self.node.tick()
         self._own.servers = self.node.report()
+        self.node.front.tick(self.front_states)
+        self._own.front = self.node.front.report
         now = time.monotonic()
         for name, member in list(self.members.items()):
-            if self.orders.get(name, {}) != self._answers[name].orders:
-                self._advance_orders(name)
+            if self._orders_for(name, member.servers) != self._answers[name].orders:
+                self._advance_orders(name, member.servers)
             if now - member.last_report_at > SILENCE:
                 self._drop_agent(name, f"no report for {SILENCE:g} s")
             elif member.connection.is_closing():
@@ -149,10 +176,12 @@ class Leader:
                 f"{name} sent an invalid report: its 'boot' has {len(report.boot)} letters"
             )
         self._check_number(name, report.boot, report.number)
-        member = self._join(name, report.boot, connection)
+        member = self._join(name, report, connection)
         member.connection, member.last_report_at = connection, time.monotonic()
         member.servers, member.done = report.servers, report.done
-        return replace(self._answers[name], ray=self.ray)
+        member.program, member.front = report.program[:_DIGEST_LENGTH], report.front
+        states = {} if report.front is None else self.front_states
+        return replace(self._answers[name], ray=self.ray, front=states)
 
     def _check_number(self, name: str, boot: str, number: int) -> None:
         """Record a report's number; raise ReportRejected for an old one."""
@@ -165,24 +194,35 @@ class Leader:
         if len(boots) > _MAX_BOOTS:
             del boots[next(iter(boots))]
 
-    def _join(self, name: str, boot: str, connection: asyncio.BaseTransport) -> ConnectedAgent:
+    def _join(
+        self, name: str, report: AgentReport, connection: asyncio.BaseTransport
+    ) -> ConnectedAgent:
         """Return a node's agent; a new one gets its orders under a new number, so that it counts as
         settled only after carrying them out.
         """
         member = self.members.get(name)
-        if member is not None and member.boot != boot:
+        if member is not None and member.boot != report.boot:
             self._drop_agent(name, "it was restarted")
             member = None
         if member is None:
-            member = self.members[name] = ConnectedAgent(boot, connection, time.monotonic())
+            member = self.members[name] = ConnectedAgent(report.boot, connection, time.monotonic())
             self.lost.pop(name, None)
-            self._advance_orders(name)
+            self._advance_orders(name, report.servers)
             say(f"agent of {name[:100]} connected")
         return member
 
-    def _advance_orders(self, name: str) -> None:
+    def _orders_for(self, name: str, servers: Mapping[str, ServerReport]) -> dict[str, Order]:
+        """Return a node's orders; a reported engine that is left alone stays as it is."""
+        unchanged = {
+            server: Order(generation=report.last, phase=KEEP)
+            for server, report in servers.items()
+            if server in self.left_alone
+        }
+        return unchanged | self.orders.get(name, {})
+
+    def _advance_orders(self, name: str, servers: Mapping[str, ServerReport]) -> None:
         """Number a node's current orders."""
-        orders, number = self.orders.get(name, {}), self.order_number(name) + 1
+        orders, number = self._orders_for(name, servers), self.order_number(name) + 1
         self._answers[name] = ReportReply(head_boot=self.boot, number=number, orders=orders)
 
     def _drop_agent(self, name: str, why: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from . import records, state
 from .certificates import Certificates, describe_error
+from .front import Rotation
 from .log import LimitedLog, say
 from .node import AgentReport, LocalNode, Order, ServerReport
 
@@ -33,13 +34,14 @@ class ConnectionLost(Exception):
 @dataclass(frozen=True, kw_only=True)
 class ReportReply:
     """The head's answer to a report: all orders of a node, numbered within its `head_boot`, and an
-    id that changes with each start of Ray's head.
+    id that changes with each start of Ray's head, and the states of servers for the node's front.
     """
 
     head_boot: str = ""
     number: int = 0
     orders: Mapping[str, Order] = field(default_factory=dict)
     ray: str = ""
+    front: Mapping[str, str] = field(default_factory=dict)
 
 
 class Member:
@@ -62,7 +64,9 @@ class Member:
         self.boot = secrets.token_hex(8)
         self.answer = ReportReply()
         self._certificates = certificates
-        self._report: tuple[Mapping[str, ServerReport], ReportReply] = ({}, self.answer)
+        self._report: tuple[
+            Mapping[str, ServerReport], Mapping[str, Rotation] | None, ReportReply
+        ] = ({}, None, self.answer)
         self._state: object = None
         self._changed = self._posted = 0.0
         self._due = threading.Event()
@@ -93,17 +97,24 @@ class Member:
         answer = self.answer
         self.node.orders = answer.orders
         self.node.tick()
+        self.node.front.tick(answer.front)
+        front = self.node.front.report
         servers, now = self.node.report(), time.monotonic()
         states = {
-            name: (report.state, report.last, report.prepared, report.waits)
+            name: (report.state, report.last, report.prepared, report.waits, report.stopped)
             for name, report in servers.items()
         }
-        last, self._state = self._state, (answer.head_boot, answer.number, states)
+        rotations = (
+            {name: (server.state, server.requests > 0) for name, server in front.items()}
+            if front
+            else front
+        )
+        last, self._state = self._state, (answer.head_boot, answer.number, states, rotations)
         if self._state != last:
             self._changed = now
         elif now - self._posted < (_QUICK if self.changing else EVERY):
             return
-        self._report, self._posted = (servers, answer), now
+        self._report, self._posted = (servers, front, answer), now
         self._due.set()
 
     def _post_all(self) -> None:
@@ -127,9 +138,10 @@ class Member:
             self._connect()
             # The first answer has only the boot of the head's agent, so that it takes no report,
             # and this agent no orders, of another boot.
-            self._head_boot = self._post({}, 0).head_boot
-        servers, done = self._report
-        answer = self._post(servers, done.number if done.head_boot == self._head_boot else 0)
+            self._head_boot = self._post({}, None, 0).head_boot
+        servers, front, done = self._report
+        number = done.number if done.head_boot == self._head_boot else 0
+        answer = self._post(servers, front, number)
         last = self.answer
         if answer.head_boot != self._head_boot:
             raise ConnectionLost("it was restarted meanwhile")
@@ -144,7 +156,12 @@ class Member:
             self._log = LimitedLog()
             say("connected to the head's agent")
 
-    def _post(self, servers: Mapping[str, ServerReport], done: int) -> ReportReply:
+    def _post(
+        self,
+        servers: Mapping[str, ServerReport],
+        front: Mapping[str, Rotation] | None,
+        done: int,
+    ) -> ReportReply:
         assert self._connection is not None  # noqa: S101 - `_exchange` has made it
         self._count += 1
         report = AgentReport(
@@ -154,6 +171,8 @@ class Member:
             head_boot=self._head_boot,
             done=done,
             servers=servers,
+            program=state.program_digest(),
+            front=front,
         )
         self._connection.request("POST", "/report", records.as_bytes(report))
         response = self._connection.getresponse()

@@ -25,6 +25,7 @@ from .stall import Stall
 
 _FIND_TIMEOUT = 10.0  # seconds between two questions to Ray for the ranks
 _SOON = 1.0  # the same, while some are there already and the server starts
+_START_PATIENCE = 50.0  # more seconds for a node to reconnect before the first answer
 _EXIT_GRACE = 5.0  # seconds for vLLM to end when its ranks have
 
 
@@ -129,10 +130,10 @@ class Monitor:
 
     def death_signs(self, status: Observed) -> list[DeathSign]:
         """Return the signs of its death."""
-        signs = self._lost_processes(status.generation)
+        signs = self._lost_processes(status)
         for node, names in status.ranks.items() if self.view is not None else ():
             self.launched.setdefault(node, self.lead.boot_of(node))
-            signs += self._missing_signs(node, " ".join(names))
+            signs += self._missing_signs(status, node, " ".join(names))
         signs += self._lost_ranks()
         several = len(self.spec.apis) > 1
         for node in self.apis.dead_nodes(status):
@@ -154,30 +155,32 @@ class Monitor:
                 return replace(sign, what=what, node=process.node, rank=str(number))
         return sign
 
-    def _lost_processes(self, generation: int) -> list[DeathSign]:
+    def _lost_processes(self, status: Observed) -> list[DeathSign]:
         """Return signs for processes that have exited or cannot be queried."""
         signs: list[DeathSign] = []
         alone = len(self.spec.processes) == 1
         for number, process in enumerate(self.spec.processes):
             report, node, rank = self._report(process.node), process.node, str(number)
-            if report.last == generation and self.lead.is_connected(node):
+            if report.last == status.generation and self.lead.is_connected(node):
                 self.launched.setdefault(node, self.lead.boot_of(node))
                 if report.state != RUNNING:
                     signs.append(_exit_sign(number, "" if alone else node, report))
             else:
-                signs += self._missing_signs(node, "" if alone else rank)
+                signs += self._missing_signs(status, node, "" if alone else rank)
         return signs
 
-    def _missing_signs(self, node: str, rank: str) -> list[DeathSign]:
+    def _missing_signs(self, status: Observed, node: str, rank: str) -> list[DeathSign]:
         """Return a sign for a restarted container or an unreachable node: the node is gone after it
-        had time to come back, if the engine does no work without it.
+        had time to come back, if the engine does no work without it. Before the first answer no
+        work can be seen, so the node gets more time.
         """
         if self.lead.is_connected(node):
             if self.launched.get(node, "") in ("", self.lead.boot_of(node)):
                 return []
             what = f"the container of {node} was restarted"
             return [DeathSign(5, what, node, rank, certain=True)]
-        why = self.lead.gone_reason(node)
+        patience = _START_PATIENCE if status.first_answer is None else 0.0
+        why = self.lead.gone_reason(node, patience)
         if not why or self._is_working:
             return []
         what = f"{node} is gone"

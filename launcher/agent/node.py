@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from . import gpu, leftovers, process, state
 from .background import Background
 from .blame import NodeSample
+from .front import Front, Rotation
 from .inspection import Inspection, InspectionTarget
 from .probe import ApiProbe, ProbeReport
 from .process import IDLE, RUNNING, STOPPING, LocalEngine
@@ -23,6 +24,7 @@ KEEP, PREPARE, RUN = "keep", "prepare", "run"
 GPUS_LOST = "this container has lost its GPUs"
 DRIVER_OUTDATED = "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node"
 _FREE_ONCE = "free once"
+_MOST_STOPPED = 3  # processes in a report
 _CHECK_SECONDS = 2.0  # between two checks of the ranks' processes, or of GPU memory
 
 
@@ -58,8 +60,9 @@ class ServerReport:
 
     `last` is the generation started last, `prepared` the one that may start, `waits` the reason why
     it may not yet. `ended`, `evidence` and `cause` are how the engine exited, its output and its
-    first error; `pid` is its running process, `ranks` are the living processes of its ranks. `room`
-    is a generation and the number of GPUs with enough free memory for it.
+    first error; `pid` is its running process, `ranks` are the living processes of its ranks,
+    `stopped` describes processes that a signal has stopped. `room` is a generation and the number
+    of GPUs with enough free memory for it.
     """
 
     state: str = IDLE
@@ -71,6 +74,7 @@ class ServerReport:
     cause: str = ""
     pid: int | None = None
     ranks: tuple[int, ...] = ()
+    stopped: tuple[str, ...] = ()
     room: tuple[int, int] | None = None
     probe: ProbeReport = field(default_factory=ProbeReport)
     inspection: NodeSample | None = None
@@ -82,7 +86,8 @@ NOTHING = ServerReport()
 @dataclass(frozen=True, kw_only=True)
 class AgentReport:
     """Report of a node's agent, its `number`th since this `boot`; `done` is the sequence number of
-    the last orders of the head's agent (`head_boot`) that it carried out.
+    the last orders of the head's agent (`head_boot`) that it carried out, `program` the sha256 of
+    the agent's archive. `front` has the servers in the node's front, None without one.
     """
 
     node: str
@@ -91,6 +96,8 @@ class AgentReport:
     head_boot: str
     done: int
     servers: Mapping[str, ServerReport]
+    program: str = ""
+    front: Mapping[str, Rotation] | None = None
 
 
 class LocalServer:
@@ -103,6 +110,7 @@ class LocalServer:
         self.prepared, self.waits = 0, ""  # the generation that may start, or why it waits
         self.room: tuple[int, int] | None = None  # see `ServerReport`
         self.ranks: tuple[int, ...] = ()  # the living processes that Ray runs here
+        self.stopped: tuple[str, ...] = ()  # see `ServerReport`
         self.inspection = Inspection()
         self._pids: tuple[int, ...] = ()
         self._ending_since: float | None = None
@@ -122,7 +130,7 @@ class LocalServer:
         target = None
         if order is not None and order.inspect:
             target = InspectionTarget(
-                self.engine.pid, order.pids, order.count, order.gpus, order.argv
+                self.engine.pid, order.pids, order.count, order.gpus, self.engine.argv
             )
         self.inspection.tick(target)
         if order is None:
@@ -174,8 +182,12 @@ class LocalServer:
             self.engine.mark_healthy()
 
     def _check(self, order: Order) -> None:
-        """Check which ranks are alive, and whether the GPUs have free memory."""
+        """Check which ranks are alive or stopped, and whether the GPUs have free memory."""
         self.ranks = tuple(filter(process.is_alive, order.pids))
+        session = self.engine.pid if self.engine.state == RUNNING else None
+        has_processes = session is not None or self.ranks
+        stopped = process.stopped_processes(session, self.ranks) if has_processes else []
+        self.stopped = tuple(stopped[:_MOST_STOPPED])
         over = self._memory_check is None or self._memory_check.done
         if order.phase == PREPARE and self.prepared != order.generation and over:
             # a driver that hangs must not stop the agent
@@ -212,6 +224,7 @@ class LocalServer:
             cause=engine.cause if prints else "",
             pid=engine.pid if runs else None,
             ranks=self.ranks if self.order.pids else (),
+            stopped=self.stopped,
             room=self.room,
             probe=self.probe.report() if self.probe is not None else ProbeReport(),
             inspection=self.inspection.sample,
@@ -232,6 +245,7 @@ class LocalNode:
         self.folder, self.private_shm, self._on_gpus_lost = folder, private_shm, on_gpus_lost
         self.orders: Mapping[str, Order] = {}
         self.servers: dict[str, LocalServer] = {}
+        self.front = Front(folder)
         self._stopping = False
 
     def tick(self) -> None:

@@ -131,6 +131,24 @@ class Wedge:
         return f"the rank{gpu} hung in {self.frame}" if self.rank else UNKNOWN
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """Wait for the requests in progress on a server that is to stop: since when, for how many
+    seconds at most, and the nodes with its fronts.
+    """
+
+    since: float
+    limit: float
+    fronts: list[str]
+    requests: int = 0
+
+    @property
+    def text(self) -> str:
+        """Description for the status."""
+        noun = "request" if self.requests == 1 else "requests"
+        return f"draining: {self.requests} {noun} in progress"
+
+
 @dataclass(kw_only=True)
 class Observed:
     """The state of a server.
@@ -152,6 +170,9 @@ class Observed:
 
     `resumes` is the state of an engine that may have outlived the head's agent, until its nodes
     have reported whether it runs.
+
+    `draining` is set until its requests are finished, before it stops; `drained` while it gets no
+    new ones because it hangs, or has `stopped` ranks, and another replica is ready.
 
     `doing` says what is being done or waited for, `warning` what is odd about a server that is
     ready. `restarts` are the times of restarts, `restarts_left` is None where any number is
@@ -185,6 +206,9 @@ class Observed:
     first_answer: FirstAnswer | Refusal | None = None
     held: dict[str, dict[str, str]] = field(default_factory=dict)
     load: Load | None = None
+    draining: Drain | None = None
+    drained: bool = False
+    stopped: list[str] = field(default_factory=list)
     task: str = ""
     next_start: float | None = None
     restarts: list[float] = field(default_factory=list)
@@ -201,6 +225,11 @@ class Observed:
     def last_fault(self) -> Fault | None:
         """The newest of its faults; None if there was none."""
         return self.faults[-1] if self.faults else None
+
+    @property
+    def hangs(self) -> bool:
+        """True if it has stopped ranks, or no step ends and its ranks do not move."""
+        return bool(self.stopped) or self.verdict == "suspect"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""

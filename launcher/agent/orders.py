@@ -37,7 +37,7 @@ def build_orders(
             argv=process.argv if process else (),
             env={**process.env, **visible} if process else {},
             grace=spec.policy.grace if process else Order.grace,
-            api=(spec.api_host, spec.port) if process in spec.apis else None,
+            api=(spec.api_host(node), spec.port) if process in spec.apis else None,
             behind=(behind.start, behind.stop),
             canary=spec.policy.canary,
             pids=tuple(rank.pid for rank in ranks if rank.node == node and rank.pid),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from . import answer, api
+from . import answer, api, upstream
 from .api import Counters, QueryTarget
 from .observed import FirstAnswer, Refusal
 from .records import Amount
@@ -36,10 +36,11 @@ _EARLY = 1.0  # seconds between two queries of a server that has not answered
 _OPEN = 5.0  # seconds between two queries at most while a canary waits
 _LATE = 10.0  # seconds after which a canary is late, however rarely one is sent
 _FIRST = 8  # tokens of the first answer
+_HEALTH = upstream.text("vllm.route-health")
 # Paths that report a pause or sleep, where vLLM has them.
 _REST_QUERIES = (
-    ("/is_sleeping", "is_sleeping", "it sleeps"),
-    ("/is_paused", "is_paused", "it is paused"),
+    (upstream.text("vllm.route-sleeping"), "is_sleeping", "it sleeps"),
+    (upstream.text("vllm.route-paused"), "is_paused", "it is paused"),
 )
 
 
@@ -152,7 +153,7 @@ class ApiProbe:
 
     def _await_first_answer(self) -> None:
         """Wait for the first answer, one of each replica, and keep the request for canaries."""
-        self._health = api.query_api(self.where, "/health", timeout=5)[0]
+        self._health = api.query_api(self.where, _HEALTH, timeout=5)[0]
         if self._health != 200:
             return
         first = answer.request_first_answer(self.where)
@@ -183,7 +184,7 @@ class ApiProbe:
         self._query_counters()
         oldest = min(list(self._canaries.values()), default=float("inf"))
         if self._failing or time.monotonic() - oldest > min(2 * self.every, _LATE):
-            self._health, text = api.query_api(self.where, "/health", timeout=5)
+            self._health, text = api.query_api(self.where, _HEALTH, timeout=5)
             self._rest_reason = query_rest_reason(self.where, self._health, text)
         else:
             self._health, self._rest_reason = 200, ""
@@ -227,7 +228,7 @@ def query_rest_reason(target: QueryTarget, health: int, health_text: str) -> str
     `health` and `health_text` are the status and body of its `/health`. While vLLM rescales its
     expert parallelism, it answers 503 on every path (entrypoints/serve/elastic_ep/middleware.py).
     """
-    if health == 503 and "scaling" in health_text:
+    if health == 503 and upstream.text("vllm.rescaling") in health_text:
         return "it is being rescaled"
     for path, key, reason in _REST_QUERIES:
         status, text = api.query_api(target, path, timeout=5)

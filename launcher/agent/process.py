@@ -15,9 +15,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from . import cause, children
+from . import cause, children, upstream, watchdog
 
 MARK = "VLAUNCH_ENGINE"  # in the environment of all processes of an engine
 ENDS = "vlaunch agent: the engine "  # in the log, before how it ended
@@ -27,19 +27,20 @@ _LINES, _WIDTH = 60, 400
 _CATCH_UP = 2.0  # seconds for a loaded node to read an engine's last output
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 # requests of our own, and lines that come with them
-_NOISE = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"|throughput: [\d.]+ tokens/s')
+_NOISE = re.compile(rf'"(?:GET|POST) /\S* HTTP/1\.[01]"|{upstream.text("vllm.throughput-line")}')
 
 
 class LocalEngine:
     """One engine at a time.
 
-    `state` is idle, running or stopping; `last` is the generation started last; `ended` is how it
-    exited, unless it was stopped. `poll` drives everything: call it often.
+    `state` is idle, running or stopping; `last` is the generation started last, `argv` its command;
+    `ended` is how it exited, unless it was stopped. `poll` drives everything: call it often.
     """
 
     def __init__(self, name: str, log: str) -> None:
         self.name, self.log = name, log
         self.state, self.last, self.ended = IDLE, 0, ""
+        self.argv: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._telling: list[str] = []
@@ -70,10 +71,14 @@ class LocalEngine:
         self._telling = []
 
     def start(self, generation: int, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it; a program that cannot be started counts as exited."""
+        """Start it, with vLLM's watchdog; a program that cannot be started counts as exited."""
         self.last, self.ended, self._terminated, self._telling = generation, "", False, []
         self._tail.clear()
         environment = {**os.environ, **env, MARK: self._mark}
+        # No folder of its own: the SSH user could not remove a folder of the container's user.
+        folder = os.path.dirname(self.log)
+        watchdog.remove_old(folder)
+        self.argv = watchdog.add_option(argv, folder)
         # Logs of an engine that is gone would be read as this one's.
         for path in glob.glob(re.sub("%[hp]", "*", environment.get("NCCL_DEBUG_FILE", ""))):
             with contextlib.suppress(OSError):
@@ -81,7 +86,7 @@ class LocalEngine:
         self._append(f"{BEGINS} (generation {generation})\n".encode())
         try:
             self._process = children.spawn(
-                argv,
+                self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -141,7 +146,7 @@ class LocalEngine:
         own_session, variable = os.getsid(0), f"{MARK}={self._mark}"
         return [
             pid
-            for pid, pid_session in _processes()
+            for pid, pid_session, _ in _processes()
             if pid_session == session
             or (pid_session != own_session and _has_variable(pid, variable))
         ]
@@ -197,12 +202,21 @@ def find_marked(suffix: str) -> list[int]:
 
 def find_with_variable(variable: str) -> list[int]:
     """Return the processes whose environment has `NAME=value`."""
-    return [pid for pid, _ in _processes() if _has_variable(pid, variable)]
+    return [pid for pid, *_ in _processes() if _has_variable(pid, variable)]
+
+
+def stopped_processes(session: int | None, pids: Collection[int]) -> list[str]:
+    """Return the PID and title of processes, by session or PID, that a signal has stopped."""
+    return [
+        f"process {pid} ({process_title(pid).strip()[:40]})"
+        for pid, pid_session, is_stopped in _processes()
+        if is_stopped and (pid_session == session or pid in pids)
+    ]
 
 
 def session_pids(session: int) -> list[int]:
     """Return the living processes of a session."""
-    return [pid for pid, pid_session in _processes() if pid_session == session]
+    return [pid for pid, pid_session, _ in _processes() if pid_session == session]
 
 
 def ray_workers(pids: Iterable[int]) -> list[int]:
@@ -222,13 +236,13 @@ def process_title(pid: int) -> str:
     return _read_proc(pid, "cmdline")[:200].replace(b"\0", b" ").decode(errors="replace")
 
 
-def _processes() -> Iterator[tuple[int, int]]:
-    """Yield the PID and session of each process that is not a zombie."""
+def _processes() -> Iterator[tuple[int, int, bool]]:
+    """Yield the PID and session of each process that is not a zombie, and if it is stopped."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         # state, parent, group, session: behind the name in brackets
         fields = _read_proc(int(name), "stat").rpartition(b")")[2].split()
         if len(fields) > 3 and fields[0] not in (b"Z", b"X"):
-            yield int(name), int(fields[3])
+            yield int(name), int(fields[3]), fields[0] in (b"T", b"t")
 
 
 def _has_variable(pid: int, variable: str) -> bool:

@@ -5,17 +5,19 @@ counters on this node, the servers and their logs. The metrics have a site of th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from . import api, process, state, submissions
+from . import api, process, rotation, state, submissions, upstream
 from .api import HttpError, QueryTarget, query_ray, query_ray_table
+from .observed import Drain
 from .probe import QUERY_ERRORS
 from .server import HttpSite
 
@@ -29,14 +31,17 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 _FRESH = 1.0  # seconds for which a text of metrics is served
 _RETRY = 0.25  # seconds between two attempts to reach an API
 _CHUNK = 1 << 20  # bytes of a log in one answer
+_PAUSE = 60.0  # seconds after a drain until servers that were not stopped get requests again
 _TURN = 10.0  # seconds that the agent's main loop may hold its lock
-# The counters of vLLM's `/metrics` (0.32, v1/metrics/loggers.py) that the launcher reads every two
-# seconds.
+_SINGLE = (
+    *("vllm.requests-running", "vllm.requests-waiting", "vllm.kv-cache-usage"),
+    *("vllm.generation-tokens", "vllm.prompt-tokens", "vllm.cache-queries", "vllm.cache-hits"),
+    *("vllm.preemptions", "vllm.requests-finished", "vllm.http-requests"),
+)
+_LATENCIES = ("vllm.first-token", "vllm.between-tokens")
+# The counters of vLLM's `/metrics` that the launcher reads every two seconds.
 _COUNTED = re.compile(
-    r"^(?:vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc"
-    r"|(?:generation|prompt)_tokens_total"
-    r"|prefix_cache_(?:queries|hits)_total|num_preemptions_total|request_success_total"
-    r"|(?:time_to_first_token|inter_token_latency)_seconds_bucket)|http_requests_total)"
+    rf"^(?:{upstream.any_of(*_SINGLE)}|(?:{upstream.any_of(*_LATENCIES)})_bucket)"
     r"(?:\{[^\n]*\})? \S+$",
     re.M,
 )
@@ -80,38 +85,78 @@ def site(path: str, agent: Agent) -> HttpSite:
 
 
 def servers(agent: Agent, _: Query) -> Answer:
-    """Return spec and status of all servers, and the seconds since each node's agent reported;
-    nothing where this agent is not the head's.
+    """Return spec and status of all servers, the seconds since each node's agent reported, and the
+    sha256 of each agent's archive; nothing where this agent is not the head's.
 
     `agent` is how many seconds ago the main loop turned: the statuses are as old. Raises
     TimeoutError where the main loop does not release the agent's lock.
     """
     if agent.lead is None:
         return {}
-    if not agent.lock.acquire(timeout=_TURN):
-        age = time.monotonic() - agent.turned
-        raise TimeoutError(f"the agent's main loop has hung for {age:.0f} s")
-    try:
+    with _locked(agent):
         age = round(max(0.0, time.monotonic() - agent.turned), 1)
         return {
             "servers": [_server(agent, name, age) for name in state.server_names()],
             "members": {
                 node: round(ago + age, 1) for node, ago in agent.lead.report_ages().items()
             },
+            "programs": agent.lead.programs(),
             "agent": age,
         }
+
+
+@contextlib.contextmanager
+def _locked(agent: Agent) -> Iterator[None]:
+    """Hold the agent's lock; raise TimeoutError if its main loop hangs."""
+    if not agent.lock.acquire(timeout=_TURN):
+        age = time.monotonic() - agent.turned
+        raise TimeoutError(f"the agent's main loop has hung for {age:.0f} s")
+    try:
+        yield
     finally:
         agent.lock.release()
 
 
 def _server(agent: Agent, name: str, age: float) -> Answer:
-    keeper = agent.supervisors.get(name)
-    if keeper is not None and keeper.status is not None:
-        status: Any = {**keeper.status.as_json(), "written": time.time() - age}
+    supervisor = agent.supervisors.get(name)
+    if supervisor is not None and supervisor.status is not None:
+        status: Any = {**supervisor.status.as_json(), "written": time.time() - age}
     else:  # of an earlier agent; its supervisor has not read it yet
         status = state.read_json(state.server_file(name, state.OBSERVED))
     spec = state.read_json(state.server_file(name, state.DESIRED))
+    if spec is None and supervisor is not None and supervisor.unreadable:
+        spec = {}  # a damaged file: the launcher must not take the server for a stopped one
     return {"name": name, "desired": spec, "observed": status, "age": age}
+
+
+def drain(agent: Agent, query: Query) -> Answer:
+    """Take servers with processes on `nodes` out of the fronts' rotation, and wait until they have
+    no request in progress, or their time limit. Return the number of requests that are left.
+
+    They get requests again if they are still ready a minute later.
+    """
+    lead, affected = agent.lead, set(_split_list(query, "nodes"))
+    if lead is None:
+        return {"requests": 0}
+    drains, left = dict[str, Drain](), 0
+    with _locked(agent):
+        for name, supervisor in agent.supervisors.items():
+            server = supervisor.server
+            if server is None or affected.isdisjoint(node.node for node in server.spec.processes):
+                continue
+            limit = server.spec.policy.drain
+            if (begun := rotation.begin_drain(name, lead, limit, time.time())) is not None:
+                drains[name] = begun
+                agent.paused[name] = time.monotonic() + limit + _PAUSE
+    while drains:
+        time.sleep(_RETRY)
+        with _locked(agent):
+            now = time.time()
+            updates = {n: rotation.update_drain(d, n, lead, now) for n, d in drains.items()}
+        ended = [drain for name, drain in drains.items() if updates[name] is None]
+        left += sum(drain.requests for drain in ended if now - drain.since >= drain.limit)
+        drains = {name: drain for name, drain in updates.items() if drain is not None}
+    return {"requests": left}
 
 
 def nodes(_: Agent, query: Query) -> Answer:
@@ -137,7 +182,7 @@ def jobs(agent: Agent, query: Query) -> Answer:
     with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
         peers = {peer: pool.submit(_is_reachable, peer) for peer in _split_list(query, "peers")}
         requests: dict[str, Future[Any]] = {
-            "jobs": pool.submit(query_ray, target, "/api/jobs/"),
+            "jobs": pool.submit(query_ray, target, upstream.text("ray.route-jobs")),
             "nodes": pool.submit(query_ray_table, target, "nodes"),
             "actors": pool.submit(query_ray_table, target, "actors", state="ALIVE"),
             "groups": pool.submit(query_ray_table, target, "placement_groups"),
@@ -160,7 +205,9 @@ def counts(agent: Agent, query: Query) -> Answer:
     def count(address: str) -> Answer:
         host, port = _split_address(address)
         status, text = api.query_api(
-            QueryTarget(api_host=host, api=port), "/metrics", timeout=timeout
+            QueryTarget(api_host=host, api=port),
+            upstream.text("vllm.route-metrics"),
+            timeout=timeout,
         )
         lines = _COUNTED.findall(text) if status == 200 else []
         return {"status": status, "text": "\n".join(lines), "error": "" if lines else text[:300]}
@@ -215,9 +262,10 @@ def _read_log(path: str, offset: int) -> tuple[str, int, bool]:
     return (rest.partition("\n")[2] if marker else text), offset, bool(marker)
 
 
+_POSTED = (submissions.submit, submissions.stop, drain)
 _QUERIES: dict[tuple[str, str], Callable[[Agent, Query], Answer]] = {
     **{("GET", f"/{query.__name__}"): query for query in (nodes, jobs, servers, watch, counts)},
-    **{("POST", f"/{query.__name__}"): query for query in (submissions.submit, submissions.stop)},
+    **{("POST", f"/{query.__name__}"): query for query in _POSTED},
 }
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 
+from . import upstream
 from .desired import Desired
 
-_ACTOR = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")
+_ACTOR = re.compile(upstream.text("vllm.rank-actor"))
 
 
 def rank_name(actor: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import api, process
+from . import api, process, ray_driver, upstream
 from .api import is_reachable
 from .desired import Ray
 from .rank_name import rank_name
@@ -26,13 +26,10 @@ _PATIENCE = 15.0
 # seconds for which Ray may take a node for alive whose port was closed; `containers.py` lets
 # it notice in 5
 _DEAD = 10.0
-_ENGINE = re.compile(r"EngineCore|RayWorker")  # actor classes of vLLM without such a name
-_CONSEQUENCE = re.compile(
-    r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope",
-    re.I,
-)
-# v1/executor/ray_executor_v2.py of vLLM 0.32
-_DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")
+# actor classes of vLLM without such a name
+_ENGINE = re.compile(upstream.any_of("vllm.actor-engine", "vllm.actor-rank"))
+_CONSEQUENCE = re.compile(upstream.text("ray.death-consequence"), re.I)
+_DIED = re.compile(upstream.text("vllm.rank-died-number"))
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,9 @@ class RayView:
         self._steady, self._ids = 0, list[str]()
         # Ray's id of a node → when its port was last closed
         self._closed: dict[str, float] = {}
+        self._reached = set[
+            str
+        ]()  # Ray's ids of nodes that the GCS has reached since they returned
 
     @property
     def _names(self) -> dict[str, str]:
@@ -84,11 +84,8 @@ class RayView:
         `looks` times in a row.
         """
         names, needed = self._names, self.ray.gpus
-        living = [
-            row
-            for row in self.query_table("nodes")
-            if row["state"] == "ALIVE" and row["node_ip"] in names
-        ]
+        rows = [row for row in self.query_table("nodes") if row["node_ip"] in names]
+        living = [row for row in rows if row["state"] == "ALIVE"]
         listening = [row for row in living if self._is_alive(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(listening):
@@ -103,7 +100,22 @@ class RayView:
             return f"waiting for {needed:g} free GPUs in Ray; {free:g} are free"
         before, self._ids = self._ids, sorted(row["node_id"] for row in listening)
         self._steady = steady + 1 if self._ids == before else 1
-        return "" if self._steady >= looks else "checking that the nodes stay in Ray"
+        if self._steady < looks:
+            return "checking that the nodes stay in Ray"
+        dead = {row["node_ip"] for row in rows if row["state"] == "DEAD"}
+        return self._unreached_reason([row for row in listening if row["node_ip"] in dead])
+
+    def _unreached_reason(self, returned: list[dict[str, Any]]) -> str:
+        """Return the reason why a start waits for nodes that have returned to Ray."""
+        ids = {row["node_ip"]: row["node_id"] for row in returned}
+        ids = {ip: node_id for ip, node_id in ids.items() if node_id not in self._reached}
+        code, output = ray_driver.run("reach", *ids) if ids else (0, "")
+        if code == 0:
+            self._reached.update(ids.values())
+            return ""
+        nodes = ", ".join(sorted(self._names.get(ip, ip) for ip in ids))
+        error = str(ray_driver.parse_output(output).get("error"))
+        return f"waiting for Ray's GCS to reach {nodes}: {' '.join(error.split())[:200]}"
 
     def _is_alive(self, row: Mapping[str, Any]) -> bool:
         """True for a node that is alive in Ray.
@@ -141,7 +153,7 @@ class RayView:
             for row in self.query_table("nodes")
         }
         actors = [row for row in self.query_table("actors", state="ALIVE") if _rank_name(row)]
-        jobs: Any = api.query_ray(self.where, "/api/jobs/", timeout=_PATIENCE)
+        jobs: Any = api.query_ray(self.where, upstream.text("ray.route-jobs"), timeout=_PATIENCE)
         session = set(map(str, process.session_pids(driver)))
         jobs_of_driver = {
             str(job.get("job_id"))

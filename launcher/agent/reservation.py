@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 
-from . import children
+from . import ray_driver
 from .background import Background
 from .desired import Desired
 
 # seconds between two attempts: before the start, and while the engine runs
 _AGAIN, _LATER = 1.0, 30.0
-_TIMEOUT = 120.0  # seconds for `reserve.py`, which imports Ray
 _FREE = 20.0  # seconds for Ray to take the GPUs back
 
 
@@ -34,26 +30,23 @@ class Reservation:
         spec, request = self.spec, self._request
         if request is None and not self.ready and now >= self._again and self._freed is None:
             places = [f"{spec.addresses[node]}={n}" for node, n in spec.places.items() if n]
-            self._request = Background(lambda: _run_reserve("take", spec.name, *places))
+            self._request = Background(lambda: ray_driver.run("take", spec.name, *places))
         elif request is not None and request.done:
             self._request, self._again = None, now + (_LATER if runs else _AGAIN)
             self._parse_reply(*(request.value or (1, request.error)), runs=runs)
 
     def _parse_reply(self, code: int, out: str, *, runs: bool) -> None:
         """Record which GPUs Ray has reserved, or why it has not."""
-        try:
-            answer = json.loads(out.strip().rpartition("\n")[2])
-        except ValueError:
-            answer = {"error": out[-300:]}
-        if code != 0 or not isinstance(answer.get("gpus"), dict):
+        answer = ray_driver.parse_output(out)
+        gpus: dict[str, list[int]] | None = answer.get("gpus")
+        if code != 0 or gpus is None:
             self.doing = f"waiting for Ray to reserve its GPUs: {answer.get('error', '')}"
             return
         self.ready = True
         if not runs:  # an engine that runs keeps the GPUs that it has
             names = {ip: node for node, ip in self.spec.addresses.items()}
             self._gpus = {
-                names.get(ip, ip): tuple(map(int, indices))
-                for ip, indices in answer["gpus"].items()
+                names.get(ip, ip): tuple(map(int, indices)) for ip, indices in gpus.items()
             }
 
     def gpus(self, node: str) -> tuple[int, ...] | None:
@@ -63,12 +56,5 @@ class Reservation:
     def release(self) -> bool:
         """Begin to give them back; True once Ray has them, or does not answer in time."""
         if self._freed is None:
-            self._freed = Background(lambda: _run_reserve("free", self.spec.name))
+            self._freed = Background(lambda: ray_driver.run("free", self.spec.name))
         return self._freed.done or time.monotonic() - self._freed.began > _FREE
-
-
-def _run_reserve(*arguments: str) -> tuple[int, str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return children.run(
-        (sys.executable, "-m", "vlaunch_agent.reserve", *arguments), _TIMEOUT, environment
-    )

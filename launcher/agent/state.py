@@ -8,6 +8,8 @@ container, finds the earlier files.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import os
 import re
@@ -25,7 +27,8 @@ NETWORK = "network.json"  # the last verdict of a network check, which the launc
 # where the launcher queries an agent, in its container
 SOCKET = os.environ.get("VLAUNCH_AGENT_SOCKET", "/tmp/vlaunch-agent.sock")
 HISTORY_LENGTH = 5  # servers that have answered
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+GROUP = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")  # name of a group of replicas
+NAME = re.compile(rf"{GROUP.pattern}(?:\.(?:[2-9]|[1-9][0-9]{{1,3}}))?")  # of a server: a replica
 # where a container's own id can be seen
 _MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")
 
@@ -37,6 +40,21 @@ def server_names(folder: str = "") -> list[str]:
     except OSError:
         return []
     return sorted(entry.name for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
+
+
+def group_of(name: str) -> str:
+    """Return the group of a server: the replicas of `chat` are `chat`, `chat.2`, `chat.3` …"""
+    return name.partition(".")[0]
+
+
+def replica_number(name: str) -> int:
+    """Return a server's number in its group."""
+    return int(name.partition(".")[2] or 1)
+
+
+def replica_name(group: str, number: int) -> str:
+    """Return the name of a replica."""
+    return group if number == 1 else f"{group}.{number}"
 
 
 def server_file(name: str, file: str, folder: str = "") -> str:
@@ -71,8 +89,13 @@ def write_json(file: str, value: object, *, durable: bool = True) -> None:
 
 
 def read_spec(name: str, folder: str = "") -> Desired | None:
-    """Return the spec of a server; raise ValueError for a file of another version."""
-    payload = read_json(server_file(name, DESIRED, folder))
+    """Return the spec of a server; raise ValueError for an unreadable file, such as one of another
+    version of vlaunch.
+    """
+    file = server_file(name, DESIRED, folder)
+    payload = read_json(file)
+    if payload is None and os.path.exists(file):
+        raise ValueError("it is not valid JSON")
     return None if payload is None else desired.parse_spec(payload)
 
 
@@ -139,3 +162,16 @@ def container_id() -> str:
         if mount_point in ("/etc/hostname", "/etc/hosts")
     ]
     return next((matches[-1] for matches in ids if matches), "")
+
+
+@functools.cache
+def program_digest() -> str:
+    """Return the sha256 of this agent's archive, which stays open when an upgrade replaces it (see
+    `entry.sh`); empty if the agent runs from plain files.
+    """
+    archive = getattr(globals().get("__loader__"), "archive", "")
+    try:
+        with open(archive, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from . import process
+from . import process, upstream
 from .api import HttpError, QueryTarget, query_ray, wait_until
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
@@ -35,9 +35,9 @@ def submit(_: object, query: Mapping[str, str]) -> Any:
     entrypoint = shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *spec["argv"]))
     body = {"entrypoint": entrypoint, "submission_id": name, "metadata": metadata}
     try:
-        return query_ray(dashboard_target(query), "/api/jobs/", body)
+        return query_ray(dashboard_target(query), upstream.text("ray.route-jobs"), body)
     except HttpError as error:
-        if "already exists" in error.text:
+        if upstream.text("ray.job-exists") in error.text:
             return {"submission_id": name, "existing": True}
         raise OSError(f"{error.code}: {error.text[-500:]}") from error
 
@@ -56,7 +56,7 @@ def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
         return sorted(process.find_with_variable(f"VLAUNCH_JOB={name}"))
 
     try:
-        query_ray(target, f"/api/jobs/{name}/stop", {})
+        query_ray(target, upstream.text("ray.route-job-stop").format(name), {})
     except HttpError as error:
         # 404: no such job; 400: it is over already. It may have left processes all the same.
         if error.code not in (400, 404):
@@ -73,7 +73,7 @@ def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
 def query_job(target: QueryTarget, name: str) -> Mapping[str, Any]:
     """Return Ray's record of a job."""
     try:
-        answer = query_ray(target, f"/api/jobs/{name}")
+        answer = query_ray(target, upstream.text("ray.route-job").format(name))
     except HttpError as error:
         if error.code == 404:
             return {"status": "ABSENT", "message": "no such job"}

@@ -16,7 +16,7 @@ import os
 import time
 from dataclasses import replace
 
-from . import faults, health, orders, state
+from . import faults, health, orders, rotation, state
 from .background import Background
 from .desired import Desired
 from .faults import DeathSign
@@ -51,12 +51,22 @@ class Supervisor:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
         self.spec: Desired | None = None  # the spec on disk
         self.server: ServerRun | None = None  # of the spec that runs, or still stops
+        # True if the spec on disk is unreadable and no earlier one is known: running engines are
+        # left alone until the spec is readable or removed.
+        self.unreadable = False
+        # a server that drains since an earlier agent, and has another spec than that on disk
+        self._previous: Observed | None = None
         self._file: object = ()
 
     @property
     def status(self) -> Observed | None:
         """Status of the server; None if none is supervised."""
-        return self.server.status if self.server is not None else None
+        return self.server.status if self.server is not None else self._previous
+
+    @property
+    def leaves_alone(self) -> bool:
+        """True if running engines get no orders, and are not stopped either."""
+        return self.unreadable or self._previous is not None
 
     @property
     def changing(self) -> bool:
@@ -72,13 +82,18 @@ class Supervisor:
         """Run one round of the state machine."""
         first, server = self._file == (), self.server
         self._load_spec()
+        if first:
+            self._previous = self._read_draining()
+        if self._previous is not None:
+            self._update_drain(self._previous)
+            return
         if server is not None and server.spec == self.spec:
             server.tick()
         elif server is None or server.stop(replaced=self.spec is not None):
             self.server = None
             if self.spec is not None:
                 self.server = ServerRun(self.name, self.spec, self.folder, self.lead, self.clock)
-            elif first:
+            elif first and not self.unreadable:
                 self._record_stopped()
 
     def orders(self) -> dict[str, Order]:
@@ -98,8 +113,29 @@ class Supervisor:
         self._file = mark
         try:
             self.spec = state.read_spec(self.name, self.folder) if mark else None
+            self.unreadable = False
         except ValueError as error:
-            say(f"{self.name}: {path} cannot be read, and changes nothing: {error}")
+            self.unreadable = self.server is None
+            say(
+                f"{self.name}: unreadable {path}, probably of another version of vlaunch: {error};"
+                " its engines are left alone"
+            )
+
+    def _read_draining(self) -> Observed | None:
+        """Return the status of a server that drains, and has another spec than that on disk."""
+        status, spec = state.read_status(self.name, self.folder), self.spec
+        is_same = status and spec and (status.id, status.asked) == (spec.id, spec.asked)
+        return status if status and status.draining and not is_same else None
+
+    def _update_drain(self, status: Observed) -> None:
+        """Wait for the requests of a server whose drain an earlier agent began."""
+        now = self.clock.time()
+        if status.draining is not None:
+            status.draining = rotation.update_drain(status.draining, self.name, self.lead, now)
+        if status.draining is None:
+            self._previous = None
+            if self.spec is None:
+                self._record_stopped()
 
     def _record_stopped(self) -> None:
         """Record the end of a server that was stopped while no agent ran."""
@@ -107,7 +143,7 @@ class Supervisor:
         if status is not None and status.state not in OVER:
             status.state, status.verdict = "stopped", "stopped"
             status.doing = status.reason = ""
-            status.endpoints, status.wedge = {}, None
+            status.endpoints, status.wedge, status.draining = {}, None, None
             with contextlib.suppress(OSError):
                 state.write_json(
                     state.server_file(self.name, state.OBSERVED, self.folder), status.as_json()
@@ -153,6 +189,9 @@ class ServerRun:
     def tick(self) -> None:
         """Act on the current state."""
         self._stopping = None
+        if self.status.draining is not None:  # its spec is back
+            self.status.draining = None
+            self._set_state(self.status.state)
         match self.status.state:
             case "waiting" if self.status.resumes:
                 self._adopt_engine()
@@ -176,8 +215,13 @@ class ServerRun:
     # --- the end of a spec, and the start of this agent
 
     def stop(self, *, replaced: bool) -> bool:
-        """Stop for good, or for a replacement; True once nothing runs on a reachable node."""
+        """Stop for good, or for a replacement; True once nothing runs on a reachable node.
+
+        A server that answers is drained first.
+        """
         now = self.clock.monotonic()
+        if self._stopping is None and self._drain():
+            return False
         if self._stopping is None:  # the last reports were sent before this order
             self._stopping = now
             self._set_state(
@@ -195,6 +239,25 @@ class ServerRun:
             remark = f"{nodes} did not answer: processes there stop on reconnection"
             self._set_state("stopped", remark if absent else "")
             say(f"{self.name}: stopped {self.status.doing}")
+        return True
+
+    def _drain(self) -> bool:
+        """Take the server out of rotation; True while a front has a request in progress on it."""
+        status, before, now = self.status, self.status.draining, self.clock.time()
+        if before is not None:
+            status.draining = rotation.update_drain(before, self.name, self.lead, now)
+        elif "ready" in (status.state, status.resumes):
+            limit = self.spec.policy.drain
+            status.draining = rotation.begin_drain(self.name, self.lead, limit, now)
+        if (drain := status.draining) is None:
+            if before is not None:
+                cut = f"; still {before.text}" if now - before.since >= before.limit else ""
+                say(f"{self.name}: drained for {now - before.since:.1f} s{cut}")
+            return False
+        if drain.text != status.doing:
+            self._set_state(status.state, drain.text)
+        elif self.clock.monotonic() - self._saved >= self.spec.policy.canary:
+            self._save(durable=False)
         return True
 
     def _resume(self, *, replaced: bool) -> None:
@@ -417,7 +480,14 @@ class ServerRun:
             status.endpoints |= {wait.node: endpoint for wait in quiet}
         silent = [node for node in self.spec.nodes if not self.lead.is_reporting(node)]
         remark = f"no answer from the agent of {', '.join(silent)}" if silent else ""
-        status.warning = "; ".join(filter(None, (monitor.apis.warning(status), remark)))
+        status.stopped = [
+            f"{process} on {node} is stopped (SIGSTOP)"
+            for node in self.spec.possible_nodes
+            if self.lead.is_reporting(node)
+            for process in self.lead.report(node, self.name).stopped
+        ]
+        remarks = (monitor.apis.warning(status), remark, *status.stopped)
+        status.warning = "; ".join(filter(None, remarks))
 
     def _fail(self, sign: DeathSign, *, at_once: bool = False) -> None:
         """Stop the rest of the engine, and record the fault.
@@ -478,7 +548,10 @@ class ServerRun:
         status.restarts_left = None if cap is None else max(0, cap - len(status.restarts))
         monitor = self.monitor if status.state in ("starting", "ready") else None
         status.alive = monitor.living_ranks(status) if monitor is not None else {}
-        if status.state != "ready":
+        if status.draining is not None:
+            status.verdict, status.reason = "stopping", status.doing
+        elif status.state != "ready":
+            status.stopped, status.drained = [], False
             is_stopping = self._stopping is not None and status.state not in OVER
             verdict = health.server_verdict(status.state, status.fault_count)
             status.verdict = "stopping" if is_stopping else verdict

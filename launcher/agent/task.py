@@ -15,6 +15,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from . import upstream
+
 
 @dataclass(frozen=True)
 class Form:
@@ -80,15 +82,18 @@ class ModelTask:
         return self is CHAT or self is COMPLETION
 
 
-CHAT = ModelTask("chat", "/v1/chat/completions", "completion", selects_replica=True)
-COMPLETION = ModelTask("completion", "/v1/completions", "completion", selects_replica=True)
-EMBEDDING = ModelTask("embedding", "/v1/embeddings", "embedding")
-RERANK = ModelTask("rerank", "/rerank", "score")
-CLASSIFY = ModelTask("classify", "/classify", "classification")
-POOLING = ModelTask("pooling", "/pooling", "pooled output")
-TRANSCRIPTION = ModelTask("transcription", "/v1/audio/transcriptions", "transcription")
+_ROUTE = upstream.text
+CHAT = ModelTask("chat", _ROUTE("vllm.route-chat"), "completion", selects_replica=True)
+COMPLETION = ModelTask(
+    "completion", _ROUTE("vllm.route-completions"), "completion", selects_replica=True
+)
+EMBEDDING = ModelTask("embedding", _ROUTE("vllm.route-embeddings"), "embedding")
+RERANK = ModelTask("rerank", _ROUTE("vllm.route-rerank"), "score")
+CLASSIFY = ModelTask("classify", _ROUTE("vllm.route-classify"), "classification")
+POOLING = ModelTask("pooling", _ROUTE("vllm.route-pooling"), "pooled output")
+TRANSCRIPTION = ModelTask("transcription", _ROUTE("vllm.route-transcriptions"), "transcription")
 # for a model without any known task
-HEALTH = ModelTask("health", "/health", "answer of `/health` alone")
+HEALTH = ModelTask("health", _ROUTE("vllm.route-health"), "answer of `/health` alone")
 ONLY_HEALTH = "no known request fits its model, so only `/health` is checked"
 # Those that do not generate, in the order in which they are tried: a model that embeds can rank as
 # well, and all but the last have `/pooling`.
@@ -108,7 +113,8 @@ def task_named(name: str) -> ModelTask | None:
 
 def lacks_chat_template(status: int, text: str) -> bool:
     """True if a model cannot chat: base models have no chat template."""
-    return lacks_task(status, text) or (status == 400 and "chat template" in text)
+    missing = upstream.text("vllm.chat-template-missing")
+    return lacks_task(status, text) or (status == 400 and missing in text)
 
 
 def lacks_task(status: int, text: str) -> bool:
@@ -116,7 +122,7 @@ def lacks_task(status: int, text: str) -> bool:
     handler, is missing. An unknown model name (404, too) is another matter.
     """
     if status == 404:
-        return "does not exist" not in text
+        return upstream.text("vllm.model-unknown") not in text
     return status in (405, 501)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launcher.core.check import Finding, fold_findings, worst_status
 from launcher.core.domain import Answer, Argv, fold, natural_key
-from launcher.core.errors import GateError, LockError, NodeError, VlaunchError
+from launcher.core.errors import GateError, LockError, NodeError, RequestError, VlaunchError
 from launcher.core.events import Event, State
 from launcher.core.plan import Gate, Plan, Stage, Step, split_waves
 from launcher.core.transport import RecordingTransport, Transport, run_by_node
@@ -42,6 +42,7 @@ def apply(
     Raises:
         NodeError: one or more nodes failed a step; the others finished theirs.
         GateError: a gate failed, or ran out of time.
+        RequestError: a gate rejected the request.
         LockError: the transport is unusable; nothing was sent since, even with `keep_going`.
     """
     failed: list[VlaunchError] = []
@@ -240,16 +241,18 @@ def _report_findings(
         )
 
 
-def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]) -> GateError:
-    late = (
-        f" within {gate.deadline:.0f}s"
-        if gate.deadline and worst_status(findings) == "wait"
-        else ""
-    )
+def _gate_error(
+    gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]
+) -> VlaunchError:
+    kind = RequestError if gate.rejects_request else GateError
+    late = ""
+    if gate.deadline and worst_status(findings) == "wait":
+        late = f"timed out after {gate.deadline:.0f}s"
     lines = [_finding_line(finding) for finding in explained]
     evidence = [line for finding in explained for line in finding.evidence.splitlines()]
     hint = "\n".join(dict.fromkeys(finding.fix for finding in explained if finding.fix))
     if len(lines) == 1:
-        return GateError(f"{lines[0]}{late}", evidence=evidence, hint=hint)
-    failed = f"timed out after {gate.deadline:.0f}s waiting for" if late else "check failed"
-    return GateError(f"{failed}: {gate.what}", evidence=[*lines, *evidence], hint=hint)
+        text = f"{late}: {lines[0]}" if late else lines[0]
+        return kind(text, evidence=evidence, hint=hint)
+    failed = f"{late} waiting for" if late else "check failed"
+    return kind(f"{failed}: {gate.what}", evidence=[*lines, *evidence], hint=hint)

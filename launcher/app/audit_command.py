@@ -15,15 +15,16 @@ from launcher.core.domain import fold
 from launcher.core.errors import UnreadableAnswer
 
 
-@command(path=True, shows="none", flags=[options.JSON])
+@command(shows="none", flags=[options.JSON])
 @click.option(
-    "--last",
-    type=click.IntRange(0),
+    "--tail",
+    type=options.Tail(1),
     default=50,
     show_default=True,
-    help="Show the last N entries (0: all).",
+    metavar="N|all",
+    help="Number of entries to show from the end.",
 )
-def audit(call: CommandContext, last: int) -> int:
+def audit(call: CommandContext, tail: int) -> int:
     """Show who changed what, and when; the newest is last.
 
     Every node records each command that changed it; the records survive `vlaunch down`. Nodes that
@@ -33,7 +34,7 @@ def audit(call: CommandContext, last: int) -> int:
         silent = {name: error.reason for name, error in session.missing.items()}
         entries, unreadable = [], {}
         for answer in session.transport.run(
-            trail.query_audit(call.inventory.cluster, session.reached, last)
+            trail.query_audit(call.inventory.cluster, session.reached, tail)
         ):
             try:
                 node_entries, unreadable_count = trail.parse_lines(answer)
@@ -45,7 +46,7 @@ def audit(call: CommandContext, last: int) -> int:
             entries += node_entries
             if unreadable_count:
                 unreadable[answer.node] = unreadable_count
-    history = trail.merge_lines(entries)[-last:]
+    history = trail.merge_lines(entries)[-tail:]
     if call.as_json:
         payload = [entry.as_json() for entry in history]
         click.echo(
@@ -74,7 +75,7 @@ def _print_entries(
             f"{entry.at}  {entry.who}@{entry.host}  {fold(item.nodes)}  {entry.command}: {changes}"
         )
         click.echo(untrusted.sanitize(line.replace("\n", " ")))
-    if not history:
+    if not history and not silent:
         say("no node has an audit entry for this cluster")
     for name, count in unreadable.items():
         say(f"{name}: {count} unreadable line{'' if count == 1 else 's'} in its audit trail")

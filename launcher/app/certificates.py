@@ -20,11 +20,20 @@ _AGENT_LIFETIME = timedelta(days=5 * 365)
 _PEM = serialization.Encoding.PEM
 
 
-def make_certificate(name: str) -> str:
+def make_certificate(name: str, alternative_names: Iterable[str] = ()) -> str:
     """Return a self-signed certificate and its key (PEM), on a curve of all TLS 1.3 libraries."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
-    certificate = _unsigned(subject, subject, key, _RUN_EXPIRY).sign(key, hashes.SHA256())
-    return _to_pem(certificate) + _key_to_pem(key)
+    builder = _unsigned(subject, subject, key, _RUN_EXPIRY)
+    if names := [_general_name(text) for text in alternative_names]:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return _to_pem(builder.sign(key, hashes.SHA256())) + _key_to_pem(key)
+
+
+def _general_name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
 
 
 def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
@@ -34,7 +43,7 @@ def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[s
     until = now + _AGENT_LIFETIME
     authority = Authority(inventory.cluster, until)
     issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
-    redaction.add_secrets(*(line for pair in issued.values() for line in _key_lines(pair)))
+    redaction.add_secrets(*(line for pair in issued.values() for line in key_lines(pair)))
     return authority.certificate, issued
 
 
@@ -71,10 +80,10 @@ class Authority:
         return Secret(_to_pem(signed) + _key_to_pem(key))
 
 
-def _key_lines(pair: Secret) -> Iterable[str]:
+def key_lines(pair: Secret) -> Iterable[str]:
     """Return the lines of a private key, since output may show them one by one."""
-    lines = pair.reveal().splitlines()
-    return lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1 : -1]
+    key = pair.reveal().partition("PRIVATE KEY-----\n")[2]
+    return key.partition("\n-----END")[0].splitlines()
 
 
 def _x509_name(name: str, cluster: str = "") -> x509.Name:

@@ -35,11 +35,12 @@ class CommandContext:
     path: str | None = None
     named: str | None = None
     accept_new_host_keys: bool = False
+    quiet: bool = False
     verbose: bool = False
     as_json: bool = False
     dry_run: bool = False
     offline: bool = False
-    lock_wait: int = 0
+    lock_wait: float = 0.0
     fetch: bool = False
     no_hooks: bool = False
     strict: bool = False
@@ -54,8 +55,8 @@ class CommandContext:
     def printer(self) -> Printer:
         """Return the printer of events for this command's audience."""
         if self.shows == "all":
-            return make_printer(as_json=self.as_json, quiet=self.dry_run)
-        return make_printer(quiet=self.as_json or self.shows == "none")
+            return make_printer(as_json=self.as_json, silent=self.dry_run, quiet=self.quiet)
+        return make_printer(silent=self.as_json or self.shows == "none", quiet=self.quiet)
 
     @contextmanager
     def session(
@@ -104,8 +105,8 @@ class CommandContext:
         return locked(session, wait=wait, skip=self.dry_run or skip, required=required)
 
     def confirm(self, session: Session, question: str, *, hint: str = "") -> None:
-        """Ask before something is destroyed, unless `--yes` or this is a dry run; raise Abort for a
-        no, and RequestError without a terminal.
+        """Ask before something is destroyed, unless `--yes` or this is a dry run; raise Exit(1) for
+        a no, and RequestError without a terminal.
         """
         if not (self.yes or self.dry_run):
             with session.printer.paused():
@@ -116,6 +117,16 @@ class CommandContext:
         from launcher.app.script import render_script
 
         click.echo(render_script(self.inventory, plans), nl=False)
+
+
+class DefaultGroup(click.Group):
+    """A group that runs its first command if none is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; options without a command are those of the first command."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
 
 
 def command(
@@ -139,6 +150,7 @@ def command(
         *flags,
         *([options.INVENTORY] if inventory else ()),
         options.ACCEPT_NEW,
+        options.QUIET,
         options.VERBOSE,
     ]
     shared = {str(option.name) for option in (*first, *last)}

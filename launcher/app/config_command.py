@@ -9,23 +9,15 @@ from typing import Any
 
 import click
 
+from launcher.app import options
 from launcher.app.session import load_inventory
 from launcher.app.terminal import dump_json
 from launcher.core.domain import ClusterSettings, Inventory, Node, NodeSettings
 from launcher.inventory import engine_args
 
 
-@click.command()
-@click.argument("path", metavar="[INVENTORY]", required=False)
-@click.option(
-    "-i",
-    "--inventory",
-    "named",
-    metavar="FILE",
-    help="Inventory file (default: see `vlaunch --help`).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def config(path: str | None, named: str | None, as_json: bool) -> None:
+@click.command(params=[options.INVENTORY, options.JSON])
+def config(named: str | None, as_json: bool) -> None:
     """Validate the inventory and print it in full, with defaults, ranges and cluster-wide values
     merged into every node.
 
@@ -33,7 +25,7 @@ def config(path: str | None, named: str | None, as_json: bool) -> None:
     """
     import yaml
 
-    document = resolve_inventory(load_inventory(path, named))
+    document = resolve_inventory(load_inventory(None, named))
     if as_json:
         click.echo(dump_json(document))
     else:

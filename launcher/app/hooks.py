@@ -24,6 +24,7 @@ from launcher.app.terminal import say
 from launcher.core.domain import Inventory
 from launcher.core.errors import HookError, LockError, RequestError, VlaunchError
 from launcher.core.events import Event
+from launcher.core.interrupts import defer_signals
 from launcher.core.redaction import redact
 
 FOLDER: Final = "hooks"
@@ -153,7 +154,7 @@ def _require_programs(paths: Iterable[Path]) -> None:
                 f"{path} {'is not executable' if path.is_file() else 'is not a file'}"
                 for path in unusable
             ],
-            hint=f"`chmod +x {unusable[0]}`, or remove it; `--no-hooks` skips all hooks",
+            hint=f"run `chmod +x {unusable[0]}`, or remove it; `--no-hooks` skips all hooks",
         )
 
 
@@ -183,8 +184,26 @@ def _execute(
 
     It has a process group of its own, which is ended as a whole on a timeout or an interrupt.
     """
+    finished = threading.Event()
+    with contextlib.ExitStack() as cleanup:
+        with defer_signals():  # an interrupt inside `Popen` would leave the program running
+            process = _start(path, env, folder, name)
+            cleanup.callback(_finish, process, finished)
+            reader = threading.Thread(
+                target=_show_lines, args=(process, name, printer, finished), daemon=True
+            )
+            reader.start()
+        try:
+            process.wait(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            return None
+        reader.join(timeout=_LINGER)
+    return process.returncode
+
+
+def _start(path: Path, env: Mapping[str, str], folder: Path, name: str) -> subprocess.Popen[str]:
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [path],
             env=dict(env),
             cwd=folder,
@@ -200,28 +219,24 @@ def _execute(
             f"cannot start hook {name}: {(error.strerror or str(error)).lower()}",
             hint=f"if {path} is a script, check its `#!` line; `--no-hooks` skips all hooks",
         ) from None
-    finished = threading.Event()
 
-    def show_lines() -> None:
-        """Show the program's output, without later output of a child in the background."""
-        with process.stdout as out:  # type: ignore[union-attr]
-            for line in iter(lambda: out.readline(_LINE_CHARS), ""):
-                if not finished.is_set():
-                    text = f"{name}: {line.rstrip()}"
-                    printer.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
 
-    reader = threading.Thread(target=show_lines, daemon=True)
-    reader.start()
-    try:
-        process.wait(timeout=deadline)
-        reader.join(timeout=_LINGER)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        finished.set()
-        if process.poll() is None:
-            _terminate(process)
-    return process.returncode
+def _show_lines(
+    process: subprocess.Popen[str], name: str, printer: Printer, finished: threading.Event
+) -> None:
+    """Show the program's output, without later output of a child in the background."""
+    with process.stdout as out:  # type: ignore[union-attr]
+        for line in iter(lambda: out.readline(_LINE_CHARS), ""):
+            if not finished.is_set():
+                text = f"{name}: {line.rstrip()}"
+                printer.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))
+
+
+def _finish(process: subprocess.Popen[str], finished: threading.Event) -> None:
+    """Show no more output, and end the program if it is still running."""
+    finished.set()
+    if process.poll() is None:
+        _terminate(process)
 
 
 def _terminate(process: subprocess.Popen[str]) -> None:

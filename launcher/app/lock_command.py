@@ -9,7 +9,7 @@ import click
 
 from launcher.app import lock as cluster_lock
 from launcher.app import options
-from launcher.app.command import CommandContext, command
+from launcher.app.command import CommandContext, DefaultGroup, command
 from launcher.app.lock import Owner
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, say
@@ -18,28 +18,43 @@ from launcher.core.errors import LockError, NodeError
 from launcher.core.transport import Command
 
 
-@command(shows="none", flags=[options.YES, options.JSON])
-@click.option(
-    "--break", "broken", is_flag=True, help="Stop the process that holds the lock, and release it."
-)
-def lock(call: CommandContext, broken: bool) -> None:
-    """Show the owner of the cluster lock, or break the lock.
+@click.group(cls=DefaultGroup)
+def lock() -> None:
+    """Show the owner of the cluster lock, or break the lock. Without COMMAND: `show`.
 
     Commands that change the cluster hold the lock while they run, and release it even if they fail.
-    A stale lock remains only if the head lost its connection to the owner's machine: --break shows
-    the owner, asks for confirmation, and stops its process on the head. A command that still runs
-    stops before its next step.
     """
 
-    if call.yes and not broken:
-        raise click.UsageError("--yes requires --break")
+
+@command(under=lock, shows="none", flags=[options.JSON], short_help="Show the lock's owner")
+def show(call: CommandContext) -> None:
+    """Show the owner of the cluster lock."""
+    with call.session(nodes=[call.inventory.head]) as session:
+        owner = query_owner(session)
+    _print_owner(call, owner)
+
+
+@command(
+    "break",
+    under=lock,
+    shows="none",
+    flags=[options.YES, options.JSON],
+    short_help="Stop the process that holds the lock, and release it",
+)
+def break_(call: CommandContext) -> None:
+    """Stop the process that holds the lock, and release it.
+
+    A stale lock remains only if the head lost its connection to the owner's machine. The owner is
+    shown, and, after a confirmation, its process on the head is stopped. A command that still runs
+    stops before its next step.
+    """
     with call.session(nodes=[call.inventory.head]) as session:
         owner = query_owner(session)
         freed = False
-        if broken and owner is not None:
+        if owner is not None:
             _confirm_break(call, session, owner)
             freed = _break(session, owner)
-    _print_owner(call.inventory.cluster, owner, freed, as_json=call.as_json)
+    _print_owner(call, owner, freed=freed)
 
 
 def query_owner(session: Session) -> Owner | None:
@@ -93,9 +108,9 @@ def _break(session: Session, owner: Owner) -> bool:
     )
 
 
-def _print_owner(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
-
-    if as_json:
+def _print_owner(call: CommandContext, owner: Owner | None, *, freed: bool = False) -> None:
+    cluster = call.inventory.cluster
+    if call.as_json:
         fields = (
             {}
             if owner is None

@@ -178,7 +178,7 @@ def _refusal_error(
             f" {owner.description}{waited}",
             hint=(
                 f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
-                "if that process is dead: `vlaunch lock --break`"
+                "if that process is dead: `vlaunch lock break`"
             ),
         )
     hint = f"check its permissions: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
@@ -193,7 +193,7 @@ def _lost_error(head: Node, breaker: lock.Owner | None, answer: Answer | None) -
     text, evidence = "lost the cluster's lock with the connection", answer.tail if answer else ""
     if breaker is not None:
         name = f"{breaker.who}@{breaker.host}" if breaker.who else "an unknown operator"
-        text, evidence = f"{name} broke the cluster's lock (`vlaunch lock --break`)", ""
+        text, evidence = f"{name} broke the cluster's lock (`vlaunch lock break`)", ""
     return LockError(
         head.name,
         f"{text}; stopped before the next step",

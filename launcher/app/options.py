@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from launcher.core.descriptions import field_descriptions
+from launcher.core.sizes import parse_duration
 from launcher.core.values import Bounds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,11 +28,38 @@ ENGINE_ARGS = click.argument(
     "args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED, callback=_engine_args
 )
 
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
+    """A duration in seconds, written as `90s`, `1h30m` or plain seconds; the bounds likewise."""
+
+    name = "duration"
+
+    def __init__(self, least: str = "0s", most: str = "") -> None:
+        self._least, self._most = least, most
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds."""
+        try:
+            seconds = parse_duration(value)
+        except ValueError:
+            self.fail(f"`{value}` is not a duration such as `90s`, `30m`, `2h` or `1d`", param, ctx)
+        if seconds < parse_duration(self._least):
+            self.fail(f"`{value}` is too short: at least {self._least}", param, ctx)
+        if self._most and seconds > parse_duration(self._most):
+            self.fail(f"`{value}` is too long: at most {self._most}", param, ctx)
+        return seconds
+
+
 PATH = click.Argument(["path"], metavar="[INVENTORY]", required=False)
 INVENTORY = click.Option(
     ["-i", "--inventory", "named"],
     metavar="FILE",
     help="Inventory file (default: see `vlaunch --help`).",
+)
+QUIET = click.Option(
+    ["-q", "--quiet"], is_flag=True, help="Show no progress, only warnings and errors."
 )
 VERBOSE = click.Option(["--verbose"], is_flag=True, help="Log remote commands; show tracebacks.")
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
@@ -52,10 +79,9 @@ OFFLINE = click.Option(
 )
 LOCK_WAIT = click.Option(
     ["--lock-wait"],
-    type=click.IntRange(0),
-    default=0,
-    metavar="SECONDS",
-    help="Wait up to SECONDS for the cluster lock, or `lock_wait:` of the inventory if longer.",
+    type=Duration(),
+    default="0s",
+    help="Wait up to DURATION for the cluster lock, or `lock_wait:` of the inventory if longer.",
 )
 NO_HOOKS = click.Option(
     ["--no-hooks"], is_flag=True, help="Skip the programs in `hooks/` beside the inventory."
@@ -67,10 +93,10 @@ FETCH = click.Option(
 )
 PAIR_TIMEOUT = click.Option(
     ["--pair-timeout"],
-    type=click.FloatRange(1),
-    default=20.0,
+    type=Duration("1s"),
+    default="20s",
     show_default=True,
-    help="Time limit for the network check of one pair of nodes, in seconds.",
+    help="Time limit for the network check of one pair of nodes.",
 )
 NODES = click.option(
     "-n",
@@ -81,36 +107,44 @@ NODES = click.option(
     help="Use only this node; repeatable (default: all).",
 )
 SERVER = click.option("--server", metavar="NAME", help="Server to use; needed when several run.")
+SERVER_OR_NAME = click.option("--server", metavar="NAME", help="The server, instead of NAME.")
 JOIN_TIMEOUT = click.option(
     "--join-timeout",
-    default=180.0,
+    type=Duration(),
+    default="3m",
     show_default=True,
-    help="Time limit for all nodes to join, in seconds.",
+    help="Time limit for all nodes to join.",
+)
+START_TIMEOUT = click.option(
+    "--timeout",
+    type=Duration("1s", "24h"),
+    help="Time limit for the first answer (default: the inventory's).",
 )
 EXPECT = click.option(
     "--expect",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="YAML file with expected values of GPUs and NICs.",
 )
+NO_WAIT = click.option("--no-wait", "--detach", is_flag=True, help="Start it and return at once.")
+DP_FLAGS = ("--dp", "--data-parallel-size", "dp")
 STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are warnings.")
 
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+class Tail(click.IntRange):
+    """A number of lines, or `all`."""
+
+    name = "number, or `all`"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse it; `all` is a number that no log reaches."""
+        return 10**9 if value == "all" else super().convert(value, param, ctx)
 
 
-def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Parse a duration such as `1h30m`; a number without a unit is an error."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"(?:\d{1,6}[dhms])+", text.strip().lower()):
-        raise click.BadParameter(
-            f"`{text}` is not a duration such as `90s`, `30m`, `2h` or `1d`", param=param
-        )
-    return float(
-        sum(
-            int(number) * _SECONDS[unit]
-            for number, unit in re.findall(r"(\d+)([dhms])", text.lower())
-        )
-    )
+def merge_names(server: str | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names given as arguments and with `--server`; raise UsageError if they differ."""
+    if server and set(names) - {server}:
+        raise click.UsageError(f"--server {server} and {' '.join(names)} differ: choose one")
+    return (server,) if server else tuple(names)
 
 
 def inventory_option(

@@ -56,12 +56,16 @@ class Printer(Protocol):
     ) -> None: ...
 
 
-def make_printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
-    """Choose the display: JSON lines on standard output, else live or plain on standard error."""
+def make_printer(*, as_json: bool = False, silent: bool = False, quiet: bool = False) -> Printer:
+    """Choose the display: JSON lines on standard output, else live or plain on standard error;
+    `quiet` leaves only warnings and failures, `silent` nothing.
+    """
     if as_json:
         return JsonLines()
-    if quiet:
+    if silent:
         return SilentPrinter()
+    if quiet:
+        return QuietLines()
     return LiveLines() if sys.stderr.isatty() else PlainLines()
 
 
@@ -157,6 +161,15 @@ class PlainLines(SilentPrinter):
         line = format_plain(event)
         if line:
             click.echo(line, err=True)
+
+
+class QuietLines(PlainLines):
+    """Lines of warnings and failures only."""
+
+    def show(self, event: Event) -> None:
+        """Print the event if it is one."""
+        if event.state in ("warn", "failed"):
+            super().show(event)
 
 
 def strip_codes(event: Event) -> Event:

@@ -25,7 +25,7 @@ _LINES = 10  # lines of evidence in a record
 @contextmanager
 def record_refusal(cluster: str) -> Iterator[None]:
     """Record a refusal of the block; if it succeeds, delete a refusal of the same command."""
-    verb = click.get_current_context().info_name or ""
+    verb = click.get_current_context().command_path.partition(" ")[2]
     try:
         yield
     except (GateError, RequestError) as error:

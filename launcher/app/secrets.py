@@ -22,6 +22,7 @@ import click
 from launcher.core import redaction
 from launcher.core.domain import Secret, SecretSource
 from launcher.core.errors import RequestError
+from launcher.core.interrupts import defer_signals
 from launcher.tools import ray
 
 COMMAND_SECONDS = 30.0
@@ -191,24 +192,25 @@ def _from_command(command: str, seconds: float) -> str:
         raise _Unavailable(f"`{command}` is not a command: {str(error).lower()}") from error
     if not argv:
         raise _Unavailable("the command is empty")
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _Unavailable(
-            f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}"
-        ) from error
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise _Unavailable(f"`{argv[0]}` timed out after {seconds:g} s") from None
-    finally:
-        _kill_group(process)
+    with contextlib.ExitStack() as cleanup:
+        with defer_signals():  # an interrupt inside `Popen` would leave the program running
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _Unavailable(
+                    f"`{argv[0]}` cannot be run: {(error.strerror or str(error)).lower()}"
+                ) from error
+            cleanup.callback(_kill_group, process)
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise _Unavailable(f"`{argv[0]}` timed out after {seconds:g} s") from None
     if process.returncode != 0:
         raise _Unavailable(
             f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}"

@@ -50,7 +50,7 @@ def query_servers(session: Session) -> ServersState:
             session.inventory.head.name,
             "cannot list its servers",
             evidence=error.evidence or error.message,
-            hint="run `vlaunch up`, which updates its container",
+            hint="run `vlaunch up`, which starts its container",
         ) from None
 
 
@@ -68,7 +68,8 @@ def select_server(
     server = servers.choose_server(head_state.running, name)
     spec = server.desired
     if spec is None:
-        raise RequestError(f"{server.label} is being stopped", hint="run `vlaunch status`")
+        problem = servers.OTHER_VERSION if server.unreadable else "it is being stopped"
+        raise RequestError(f"{server.label}: {problem}", hint="see `vlaunch status`")
     endpoints = server.observed.endpoints if server.observed else {}
     healthy = [node for node, health in endpoints.items() if health.verdict in servers.GOOD]
     nodes = select_nodes(session.inventory, [process.node for process in spec.apis])

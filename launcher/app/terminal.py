@@ -109,11 +109,13 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
 
 
 def confirm(question: str, *, hint: str = "") -> None:
-    """Ask for confirmation; raise Abort for a no, and RequestError without a terminal."""
+    """Ask for confirmation; raise Exit(1) for a no, and RequestError without a terminal."""
     if not sys.stdin.isatty():
         hint = f"add `--yes`; {hint}" if hint else "add `--yes`"
         raise RequestError(f"no terminal to confirm: {question}", hint=hint)
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        click.echo("canceled: nothing was changed", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def print_field(row: str) -> None:

@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "batch": (30, "Run a model over every row of a dataset"),
-    "jobs": (31, "List batch jobs and their progress"),
+    "jobs": (31, "List and remove batch jobs"),
 }
 
 WORKLOADS = {"batch jobs": "workload"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
@@ -15,7 +15,6 @@ from launcher.app import options
 from launcher.app.apply import apply
 from launcher.app.command import CommandContext, command
 from launcher.app.progress import Printer, show_through
-from launcher.app.registry import extend_options
 from launcher.app.session import Session
 from launcher.app.terminal import print_field
 from launcher.batch import batch_flags, gather, job_store, progress_text
@@ -41,10 +40,6 @@ from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-# Provided by an optional package: takes True if other flags concern nodes, and returns a function
-# that prints a job instead of running it, or None; raises UsageError.
-Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, BatchRequest], None] | None]"
-
 _STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are error rows.")
 _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 
@@ -68,15 +63,13 @@ _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
     is_flag=True,
     help="Queue the job until resources are free.",
 )
-@click.option("--detach", is_flag=True, help="Submit the job and return at once.")
-@extend_options("batch")
+@options.NO_WAIT
 def batch(
     call: CommandContext,
     discard_results: bool,
     retry_errors: bool,
     queue: bool,
-    detach: bool,
-    exporter: Exporter | None = None,
+    no_wait: bool,
     **job_flags: Any,
 ) -> int:
     """Run a model over every row of JOB's input; each row becomes an answer, or an error with its
@@ -87,27 +80,16 @@ def batch(
     failed, 2 wrong request, 3 error rows (--strict), 130 stopped watching.
     """
     batch_options = BatchOptions(restart=discard_results, retry_errors=retry_errors, queue=queue)
-    _check_options(call, batch_options, detach=detach)
-    about_nodes = (discard_results, retry_errors, queue, detach, call.dry_run, call.fetch)
-    export = exporter(any(about_nodes)) if exporter else None
-    job = batch_flags.parse_options(job_flags)
-    if call.inventory.ray.off:
-        raise RequestError(
-            "batch jobs run in Ray, and this cluster has none",
-            hint="take `none` out of `ray:`, then run `vlaunch up`",
-        )
+    _check_options(call, batch_options, no_wait=no_wait)
     with call.printer() as to:
-        request = _build_request(call.inventory, job, to)
-        if export is not None:
-            export(call.inventory, request)
-            return 0
+        request = build_request(call.inventory, job_flags, to)
         if call.offline:
             unseen = BatchSnapshot(cluster=ClusterSnapshot(site=Site(call.inventory)))
             start = plan_batch(unseen, request, batch_options)
             call.print_script([start.plan])
             return 0
         with call.session(printer=to) as session:
-            code, rows = _run(call, session, request, batch_options, detach=detach)
+            code, rows = _run(call, session, request, batch_options, no_wait=no_wait)
     if not call.as_json:
         for row in rows:
             print_field(row)
@@ -142,7 +124,7 @@ def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
         )
 
 
-def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach: bool) -> None:
+def _check_options(call: CommandContext, batch_options: BatchOptions, *, no_wait: bool) -> None:
     """Raise UsageError for contradictory options."""
     if call.offline and not call.dry_run:
         raise click.UsageError("--offline requires --dry-run: a job cannot run without the nodes")
@@ -150,17 +132,26 @@ def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach:
         raise click.UsageError(
             "--discard-results starts over, --retry-errors continues: choose one"
         )
-    if detach and call.strict:
+    if no_wait and call.strict:
         raise click.UsageError(
-            "--strict needs the job's result, but --detach does not wait for it: choose one"
+            "--strict needs the job's result, but --no-wait does not wait for it: choose one"
         )
 
 
-def _build_request(inventory: Inventory, job: Job, printer: Printer) -> BatchRequest:
-    """Hash the shipped files and build the driver's spec."""
+def build_request(
+    inventory: Inventory, job_flags: Mapping[str, Any], printer: Printer
+) -> BatchRequest:
+    """Hash the shipped files of a command line's job, and build the driver's spec; raises
+    RequestError.
+    """
     from launcher.batch import build, inputs, preconditions
 
-    job = build.with_defaults(job, inventory)
+    job = build.with_defaults(batch_flags.parse_options(job_flags), inventory)
+    if inventory.ray.off:
+        raise RequestError(
+            "batch jobs run in Ray, and this cluster has none",
+            hint="remove `ray: none` from the inventory, then run `vlaunch up`",
+        )
     preconditions.check_fit(job, inventory)
     began = last_report = time.monotonic()
     read = 0
@@ -195,7 +186,7 @@ def _run(
     request: BatchRequest,
     batch_options: BatchOptions,
     *,
-    detach: bool,
+    no_wait: bool,
 ) -> tuple[int, list[str]]:
     """Query the cluster, start the job and watch it; return the exit code and closing lines.
 
@@ -240,7 +231,7 @@ def _run(
             strict=call.strict,
             began=time.monotonic(),
         )
-    if detach:
+    if no_wait:
         return _detach(session, start, folder)
     return _watch(session, request, start, folder, strict=call.strict)
 
@@ -278,7 +269,7 @@ def _detach(
 ) -> tuple[int, list[str]]:
     """Report that the job continues on its own and how to watch it; returns the same as `_run`."""
     fetches = " and gathers its answers" if folder is not None else ""
-    text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
+    text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --no-wait, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
     session.done(text, stage="batch", data={"job": start.job})
     return 0, [untrusted.sanitize(start.job)]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from launcher.app.options import DP_FLAGS
 from launcher.batch.shape import Job
 from launcher.inventory.mistakes import YamlPath
 
@@ -39,7 +40,13 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
         ("read", "format"),
         {"help": "Format of the input; text has a row per line (default: from the file name)."},
     ),
-    "output_format": (("write", "format"), {"help": "Format of the output (default: parquet)."}),
+    "output_format": (
+        ("write", "format"),
+        {
+            "help": "Format of the output (default: parquet); openai: the input has requests of"
+            " OpenAI's Batch API."
+        },
+    ),
     "id": (("read", "id"), {"metavar": "COLUMN"}),
     "limit": (("read", "limit"), {"metavar": "N"}),
     "column": (
@@ -79,7 +86,7 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
         },
     ),
     "batch_size": (("engine", "batch_size"), {}),
-    "data_parallel_size": (
+    "dp": (
         ("data_parallel", "size"),
         {"help": "Data parallel size over the nodes, instead of replicas."},
     ),
@@ -109,8 +116,9 @@ def _options() -> Iterator[Callable[[F], F]]:
     schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
     for name, (where, overrides) in FLAGS.items():
         key = _key_schema(schema, where)
+        names = DP_FLAGS if name == "dp" else (flag_name(name),)
         yield click.option(
-            flag_name(name), **{"type": _option_type(key), "help": key["description"], **overrides}
+            *names, **{"type": _option_type(key), "help": key["description"], **overrides}
         )
 
 

@@ -19,7 +19,9 @@ from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Command
+from launcher.inventory.engine_args import to_flags
 from launcher.tools import agent_queries, serving_judges
+from launcher.tools.engine_flags.gates import command_gate, engine_gate
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -195,7 +197,7 @@ def start_notes(
     """Describe the planned run and the row it resumes from."""
     job, progress = request.job, entry.progress
     lines = [
-        f"{job.name}: {_describe_job(job)}, answers to {job.to.shown}",
+        f"{job.name}: {_describe_job(job)}, output in {job.to.shown}",
         *_resume_notes(request, entry, fresh=fresh),
     ]
     if retry:
@@ -336,7 +338,16 @@ def _start_gates(
         gates.append(precomputed_gate("room", "Ray has enough free resources", judge_room))
     if size:
         gates.append(precomputed_gate("disk", "the head has enough free space", judge_disk))
+    if job.mode != "predict":
+        gates.append(_arguments_gate(site, job))
     return tuple(gates)
+
+
+def _arguments_gate(site: Site, job: Job) -> Gate:
+    if job.row_kind == "request":
+        argv = ("vllm", "serve", job.model, *to_flags(job.engine.args))
+        return command_gate(site, site.head, argv, {})
+    return engine_gate(site, {"model": job.model, **job.engine.args})
 
 
 def _next_id(name: str, snapshot: BatchSnapshot) -> str:

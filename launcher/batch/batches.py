@@ -131,7 +131,7 @@ def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str,
         detail = progress.text if progress.error is None else progress.error.message
         return progress.state, detail
     if progress.state:
-        return "interrupted", "its driver is gone; the same `vlaunch batch` continues it"
+        return "interrupted", "its driver is gone; to resume it, run the same `vlaunch batch` again"
     return "prepared", "it was never submitted"
 
 

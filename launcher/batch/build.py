@@ -39,6 +39,9 @@ def build_job(draft: Draft, *, name: str, within: PathBounds) -> Job:
     file, paths, mode = draft.file, draft.paths, draft.mode
     assert paths.to is not None  # noqa: S101 - without mistakes
     format = file.read.format or inputs.common_format(paths.names)
+    requests = file.write.format == "openai"
+    request_id = {"id": "custom_id"} if requests else {}
+    generates = mode != "predict" and file.task == "generate" and not requests
     code: dict[str, Path] = {}
     for files in paths.code.values():
         code |= files
@@ -47,10 +50,10 @@ def build_job(draft: Draft, *, name: str, within: PathBounds) -> Job:
         mode=mode,
         model=file.model or "",
         task=file.task,
-        read=_fill(Read, file.read, sources=(), format=format),
-        prompt=None if mode == "predict" else _build_prompt(file, format),
-        sampling=_build_sampling(file) if mode != "predict" and file.task == "generate" else {},
-        keep=file.keep,
+        read=_fill(Read, file.read, sources=(), format=format, **request_id),
+        prompt=None if mode == "predict" or requests else _build_prompt(file, format),
+        sampling=_build_sampling(file) if generates else {},
+        keep={} if requests else file.keep,
         engine=_build_engine(file),
         data_parallel=_fill_optional(DataParallel, file.data_parallel, port=0, nodes=()),
         predict=_fill_optional(Predict, file.predict, target=paths.targets.get("predict")),

@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 # seconds to wait for a job's lock: a check for a living driver holds it for an instant
@@ -172,13 +173,16 @@ def file_digest(file: BinaryIO) -> str:
 def write_outputs(args: argparse.Namespace) -> dict[str, object]:
     """Write `outputs.json`: the committed files of the ledger, and the summary."""
     out = os.path.join(args.work, "output")
-    ledger = os.path.join(out, "ledger")
-    files = []
-    for name in os.listdir(ledger) if os.path.isdir(ledger) else []:
-        entry = read_json(ledger, name) if LEDGER.fullmatch(name) else {}
+    listed = {}
+    for entry in ledger_entries(os.path.join(out, "ledger")):
         path = str(entry.get("part") or "")
         if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == entry.get("bytes"):
-            files.append({"path": path, "bytes": entry["bytes"], "sha256": entry.get("sha256", "")})
+            listed[path] = {
+                "path": path,
+                "bytes": entry["bytes"],
+                "sha256": entry.get("sha256", ""),
+            }
+    files = list(listed.values())
     summary = os.path.join(out, "summary.json")
     if size_of(summary) is not None:
         with open_file(summary, os.O_RDONLY) as file:
@@ -191,6 +195,17 @@ def write_outputs(args: argparse.Namespace) -> dict[str, object]:
     with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         json.dump({"files": files}, file)
     return {"files": len(files)}
+
+
+def ledger_entries(ledger: str) -> Iterator[dict[str, Any]]:
+    """Yield the readable entries of a ledger, some of them twice after a crash."""
+    for name in os.listdir(ledger) if os.path.isdir(ledger) else []:
+        path = os.path.join(ledger, name)
+        if not LEDGER.fullmatch(name) or size_of(path) is None:
+            continue
+        unreadable = contextlib.suppress(OSError, ValueError, RecursionError)
+        with unreadable, open_file(path, os.O_RDONLY) as file:
+            yield from (entry for entry in map(json.loads, file) if isinstance(entry, dict))
 
 
 def size_of(path: str) -> int | None:

@@ -292,7 +292,7 @@ def _check_bounds(path: Path, within: PathBounds) -> Path:
 def _resolve_file(text: str, within: PathBounds) -> Path:
     path = within.resolve(text)
     if not path.is_file():
-        raise PathError(f"names no existing file: {quote_path(path)}")
+        raise PathError(f"no such file: {quote_path(path)}")
     if path.stat().st_size > MAX_CODE_BYTES:
         raise PathError(
             f"{describe_value(text)} is larger than {MAX_CODE_BYTES // 2**20} MiB; put it on"

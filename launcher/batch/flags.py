@@ -117,15 +117,13 @@ def read_job_file(path: Path) -> str:
     try:
         return document.read_file(path, max_bytes=MAX_BYTES, kind="job file")
     except document.UnusableFile as error:
-        hint = "" if error.encoding else HINT
-        raise JobError(
-            f"`{path}` cannot be used", [f"{path}:{error.line}: {error}"], hint=hint
-        ) from error
+        hint = HINT if error.line is None else ""
+        raise JobError(f"`{path}` cannot be used", [error.describe(path)], hint=hint) from error
 
 
 def parse_job_file(content: str) -> Document:
     """Parse the YAML of a job file."""
-    return document.parse_document(content, first_key="read", example="examples/reference.yaml")
+    return document.parse_document(content, first_key="read")
 
 
 def check_document(
@@ -342,5 +340,5 @@ def _job_error(problems: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -
         *lines,
         *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(problems)),
     ]
-    where = "the job" if lines else "the flags"
+    where = "the job" if lines else "the options"
     return JobError(f"{count_mistakes(len(mistakes))} in {where}", mistakes, hint=_HINT)

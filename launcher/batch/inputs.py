@@ -269,10 +269,8 @@ def _check_regular(path: Path, label: str, within: PathBounds) -> Path:
 
 def _no_file_reason(root: Path, text: str) -> str:
     if root.is_dir():
-        return (
-            f"names no existing file: nothing matches {describe_value(text)} in {quote_path(root)}"
-        )
-    return f"names no existing file: {quote_path(root)}"
+        return f"no such file: nothing matches {describe_value(text)} in {quote_path(root)}"
+    return f"no such file: {quote_path(root)}"
 
 
 def _path_exists(path: Path) -> bool:

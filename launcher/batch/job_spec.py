@@ -49,6 +49,14 @@ _IDENTITY_ARGS = (
     "reasoning_parser",
     "reasoning_config",
     "structured_outputs_config",
+    # of requests in OpenAI's format
+    "chat_template",
+    "chat_template_content_format",
+    "default_chat_template_kwargs",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "lora_modules",
+    "served_model_name",
 )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.app import options
-from launcher.app.command import CommandContext, command
+from launcher.app.command import CommandContext, DefaultGroup, command
 from launcher.app.session import Session
 from launcher.app.terminal import Line, dump_json, make_table, plain_text, say, show, text_line
 from launcher.batch import batches, job_store, progress_text
@@ -37,42 +36,40 @@ _COLOURS = {
 }
 
 
-@command(flags=[options.LOCK_WAIT, options.YES, options.JSON])
-@click.option(
-    "--remove",
-    "names",
-    metavar="NAME",
-    multiple=True,
-    help="Remove a finished job and its output on the head; repeatable.",
-)
-def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
+@click.group(cls=DefaultGroup)
+def jobs() -> None:
+    """List batch jobs, or remove finished ones. Without COMMAND: `list`."""
+
+
+@command("list", under=jobs, shows="none", flags=[options.JSON], short_help="List batch jobs")
+def list_(call: CommandContext) -> None:
     """List batch jobs and their progress, both running and finished.
 
     A job is `interrupted` when its driver exited without a result; run the same `vlaunch batch` to
     resume it.
     """
-    if call.lock_wait and not names:
-        raise click.UsageError("--lock-wait requires --remove: listing takes no lock")
-    ctx = call if names else replace(call, shows="none")  # without names, JSON is the answer
-    with (
-        ctx.session(nodes=[call.inventory.head]) as session,
-        call.locked(session, skip=not names) as locked,
-    ):
-        snapshot, statuses = query_jobs(locked, update=bool(names))
-        if names:
-            _remove_jobs(call, locked, statuses, names)
-            return
+    with call.session(nodes=[call.inventory.head]) as session:
+        snapshot, statuses = query_jobs(session)
     if call.as_json:
-        click.echo(
-            dump_json(
-                {
-                    "cluster": call.inventory.cluster,
-                    "jobs": [status.as_json() for status in statuses],
-                }
-            )
-        )
-        return
-    _print_jobs(snapshot, statuses)
+        payload = [status.as_json() for status in statuses]
+        click.echo(dump_json({"cluster": call.inventory.cluster, "jobs": payload}))
+    else:
+        _print_jobs(snapshot, statuses)
+
+
+@command(
+    under=jobs,
+    flags=[options.LOCK_WAIT, options.YES, options.JSON],
+    short_help="Remove finished jobs",
+)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def remove(call: CommandContext, names: tuple[str, ...]) -> None:
+    """Remove finished jobs and their results on the head."""
+    with (
+        call.session(nodes=[call.inventory.head]) as session,
+        call.locked(session) as locked,
+    ):
+        _remove_jobs(call, locked, query_jobs(locked, update=True)[1], names)
 
 
 def query_jobs(
@@ -95,7 +92,7 @@ def query_jobs(
     if update:
         session.apply(plan_files(snapshot.site))
     elif not snapshot.site.facts[inventory.head.name].files.get("payload/batch.pyz"):
-        text = "has outdated node programs"
+        text = "its node programs are outdated"
         raise NodeError(inventory.head.name, text, hint="run `vlaunch up` to update them")
     (answer,) = session.transport.run([query_list(snapshot.site)])
     return snapshot, batches.merge_jobs(inventory, job_store.parse_list(answer), snapshot.payload)

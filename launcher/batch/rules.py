@@ -22,6 +22,15 @@ ROW = "row"
 ERROR = (ROW, "reason", "stage", "input")
 _FORMS = ("column", "template", "chat", "pair")
 _MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
+_NOT_FOR_REQUESTS: tuple[YamlPath, ...] = (
+    ("prompt",),
+    ("sampling",),
+    ("keep",),
+    ("data_parallel",),
+    ("predict",),
+    ("preprocess",),
+    ("read", "id"),
+)
 _ENVIRONMENT = ImmutableSandboxedEnvironment()
 _OTHER_FILES = {
     nodes.Include: "include",
@@ -136,6 +145,8 @@ def check_tasks(draft: Draft) -> Iterator[Mistake]:
     """Check that pooling tasks have no sampling, and scores two texts."""
     if not draft.is_valid("task") or not draft.is_valid("mode") or draft.mode == "predict":
         return
+    if draft.file.write.format == "openai":
+        return
     task, prompt = draft.file.task, draft.file.prompt
     if task != "generate" and draft.mode != "engine":
         yield Mistake(yaml_path=("task",), text=f"should be left out with `mode: {draft.mode}`")
@@ -149,6 +160,23 @@ def check_tasks(draft: Draft) -> Iterator[Mistake]:
     if task == "score" and not pair and draft.whole("prompt"):
         text = "`task: score` compares two texts: write `prompt: {pair: [..., ...]}`"
         yield Mistake(yaml_path=("prompt",) if draft.is_written("prompt") else ("task",), text=text)
+
+
+def check_requests(draft: Draft) -> Iterator[Mistake]:
+    """Check that a job of requests reads JSON lines, and leaves prompts and parameters to them."""
+    if draft.file.write.format != "openai" or not draft.is_valid("write", "format"):
+        return
+    for yaml_path in _NOT_FOR_REQUESTS:
+        if draft.is_written(*yaml_path):
+            text = (
+                "should be left out with `write.format: openai`, whose rows are complete requests"
+            )
+            yield Mistake(yaml_path=yaml_path, text=text)
+    names = [name for names in draft.paths.names for name in names]
+    formats = {draft.file.read.format or inputs.format_of(name) for name in names}
+    if formats - {"jsonl", None}:
+        text = "`write.format: openai` takes requests as JSON lines (format: jsonl)"
+        yield Mistake(yaml_path=("read", "format"), text=text)
 
 
 def check_sampling(draft: Draft) -> Iterator[Mistake]:
@@ -282,6 +310,7 @@ ALL = (
     check_modes,
     check_prompts,
     check_tasks,
+    check_requests,
     check_sampling,
     check_keep,
     check_arguments,

@@ -330,7 +330,13 @@ class WriteSection(Section):
             " head), nodes:/path on storage that the head can access, or s3://, gs:// or hdfs://."
         )
     )
-    format: OutputFormat = Field(default=_WRITE.format, description="parquet (default) or jsonl.")
+    format: OutputFormat = Field(
+        default=_WRITE.format,
+        description=(
+            "parquet (default), jsonl, or openai: the input has requests in the format of OpenAI's"
+            " Batch API, and the output their responses."
+        ),
+    )
     rows_per_file: int = Field(
         default=_WRITE.rows_per_file,
         ge=1,

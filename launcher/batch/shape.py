@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.inventory.document import Document
 
 
-HINT = "every key is explained in examples/reference.yaml; nothing was changed"
+HINT = "`vlaunch schema --job` describes every key; nothing was changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,9 @@ def stop(call: CommandContext, session: Session, names: Sequence[str], grace: fl
     data = {"stopped": [job.id for job in runs]}
     stopped = ", ".join(job.name for job in runs)
     session.done(
-        f"stopped {stopped}; the same `vlaunch batch` continues" if runs else "nothing was stopped",
+        f"stopped {stopped}; to resume, run the same `vlaunch batch` again"
+        if runs
+        else "nothing was stopped",
         state="ok" if runs else "unchanged",
         seconds=time.monotonic() - began,
         data=data,
@@ -91,7 +93,7 @@ def _find_jobs(session: Session, names: Sequence[str]) -> tuple[ClusterSnapshot,
         text = ", ".join(f"`{name}`" for name in present)
         raise RequestError(
             f"no server or batch job is named `{unknown[0]}`",
-            evidence=f"there are {text}" if text else "",
+            evidence=f"existing names: {text}" if text else "",
             hint="list them: `vlaunch status`, `vlaunch jobs`",
         )
     return snapshot, [job for job in listed if job.name in names]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import click
 
 from launcher import __version__
 from launcher.app.registry import entries
-from launcher.core.errors import VlaunchError
+from launcher.core.errors import RequestError, VlaunchError
 from launcher.core.redaction import redact_output
 
 
@@ -44,6 +44,11 @@ _SECTIONS = (
     "Tools",
 )
 
+# click's names of types, longest first
+_CLICK_NUMBERS = {
+    **{"integer range": "whole number", "integer": "whole number"},
+    **{"float range": "number", "float": "number"},
+}
 _LOCAL = (
     "this is about the machine you are on: vlaunch writes below XDG_CACHE_HOME and XDG_STATE_HOME, "
     "which can be set to folders with room"
@@ -90,8 +95,8 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Inventory: argument, -i, $VLAUNCH_INVENTORY, ./inventory.yaml, or the one last used by"
-    " `vlaunch up`.",
+    epilog="Inventory: -i, $VLAUNCH_INVENTORY, ./inventory.yaml, or the one last used by"
+    " `vlaunch up`. DURATION: 90s, 30m, 1h30m, or plain seconds.",
 )
 @click.version_option(__version__, prog_name="vlaunch")
 def cli() -> None:
@@ -160,14 +165,22 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _show_usage_error(error: click.ClickException) -> None:
-    """Show click's usage error on standard error."""
-    from launcher.app.terminal import say
+    """Show click's usage error as one of ours; a group without a command shows its help."""
+    from launcher.app import terminal
 
-    text = io.StringIO()
-    error.show(text)
-    for line in text.getvalue().removesuffix("\n").split("\n"):
-        lead = "Error: " if line.startswith("Error: ") else ""
-        say(line.removeprefix(lead), lead=lead)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    text, *rest = map(str.strip, error.format_message().splitlines() or [""])
+    for numbers, name in _CLICK_NUMBERS.items():
+        text = text.replace(f"is not a valid {numbers}", f"is not a {name}")
+    context = getattr(error, "ctx", None)
+    hint = f"see `{context.command_path} --help`" if context is not None else ""
+    if re.search(r"unexpected extra argument.*\.ya?ml\b", text):
+        hint = "pass the inventory with `-i`"
+    terminal.show_error(
+        RequestError(f"{text[:1].lower()}{text[1:].removesuffix('.')}", evidence=rest, hint=hint)
+    )
 
 
 def _show_error(error: VlaunchError, argv: Sequence[str] | None) -> int:

@@ -13,7 +13,14 @@ from launcher.app.session import Session
 from launcher.cluster.down_plan import plan_down
 from launcher.core import sizes
 from launcher.core.domain import fold
-from launcher.core.errors import GateError, LockError, NodeError, VlaunchError, combine_errors
+from launcher.core.errors import (
+    ConnectError,
+    GateError,
+    LockError,
+    NodeError,
+    VlaunchError,
+    combine_errors,
+)
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
 from launcher.tools.node_probes import parse_answers, probe_commands
@@ -23,7 +30,6 @@ from launcher.tools.site import Site
 
 
 @command(
-    path=True,
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.YES, options.JSON],
 )
 @click.option("--purge", is_flag=True, help="Remove the compile cache too.")
@@ -57,7 +63,8 @@ def _confirm(call: CommandContext, session: Session, *, purge: bool) -> None:
     losses = [f"stop {', '.join(work)}"] if work else []
     losses += ["delete the compile cache"] if purge else []
     if losses:
-        call.confirm(session, f"Remove cluster {inventory.cluster}, {' and '.join(losses)}?")
+        parts = [f"Remove cluster {inventory.cluster}", *losses]
+        call.confirm(session, f"{', '.join(parts[:-1])} and {parts[-1]}?")
 
 
 def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> None:
@@ -73,7 +80,11 @@ def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> N
     else:
         _apply_plan(session, plan, errors)
     if errors:
-        raise combine_errors(list(errors.values()))
+        error = combine_errors(list(errors.values()))
+        again = "once reachable, run `vlaunch down` again to remove its containers and secrets"
+        if isinstance(error, ConnectError):
+            error.hint = "\n".join(filter(None, (error.hint, again)))
+        raise error
     if not call.dry_run:
         _report_result(session, plan, facts, purged=purge)
 

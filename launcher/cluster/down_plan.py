@@ -15,11 +15,11 @@ from launcher.tools.site import Site
 # Only vlaunch's own files: a directory with other files stays, and is reported. Several nodes may
 # share a home: another one may have been quicker. Empty folders of the compile cache go as well.
 _CLEAR = (
-    'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && {'
+    'rm -rf "$1/payload" "$1/secrets" "$1/front" "$1/server" "$1/$2" "$1/.$2."* && {'
     ' rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && {'
     ' rmdir "${1%/*}" 2>/dev/null || true; }'
 )
-_FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
+_FORGET = 'rm -rf "$1/secrets" "$1/front" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null || true; }'
 
 
 def plan_down(site: Site, *, purge: bool = False) -> Plan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.core.check import Finding, failed, passed, waiting
+from launcher.core.check import Finding, failed, passed, waiting, warned
 from launcher.core.domain import Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, precomputed_gate
@@ -89,6 +89,33 @@ def head_gate(site: Site) -> Gate:
         deadline=120,
         every=0.2,
         evidence=(_container_log(site, node),),
+    )
+
+
+def drain_gate(site: Site, replaced: Sequence[Node]) -> Gate:
+    """Wait until the requests in progress on some nodes' servers have ended; new ones wait in the
+    front. Requests that take longer, and agents that cannot drain, stop nothing.
+    """
+    head = site.head
+
+    def judge(answers: Answers) -> list[Finding]:
+        try:
+            requests = ray_checks.parse_payload(answers[head.name][-1]).get("requests")
+        except UnreadableAnswer as error:
+            text = f"requests in progress may fail: {error.message}"
+        else:
+            if not requests:
+                return [passed(head, "no request is in progress")]
+            text = f"requests that are still running, and will fail: {requests}"
+        return [warned(head, text, fix="send failed requests again")]
+
+    drain = agent_queries.drain_servers([node.name for node in replaced])
+    return Gate(
+        id="drain",
+        what="the servers' requests have ended",
+        queries=(site.in_container(head, drain, timeout=120),),
+        judge=judge,
+        progress_text="waiting for requests in progress",
     )
 
 

@@ -39,7 +39,6 @@ def secrets() -> None:
 @command(
     "list",
     under=secrets,
-    path=True,
     shows="none",
     flags=[options.JSON],
     short_help="List secrets with their sources, users and files",
@@ -201,7 +200,7 @@ def _secret_rows(inventory: Inventory, pem_texts: Sequence[str] = ()) -> list[di
     from launcher.tools import certificates
 
     sources = {name: _describe_source(source) for name, source in sorted(inventory.secrets.items())}
-    sources.setdefault(ray.TOKEN, "made by `vlaunch up`")
+    sources.setdefault(ray.TOKEN, "created by `vlaunch up`")
     expiry = certificates.earliest_expiry(pem_texts)
     issued, date = "issued by `vlaunch up`", f"{expiry:%Y-%m-%d}" if expiry else ""
     return [_secret_row(name, source) for name, source in sources.items()] + [

@@ -27,7 +27,7 @@ def render_secrets(
     from rich.console import Group
 
     table = make_table("NAME", "SOURCE", "USED BY", "ON NODES", "WHERE")
-    for name in ("MODE", "AGE", "ENDS"):
+    for name in ("MODE", "AGE", "EXPIRES"):
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(plain_text(cell) for cell in _secret_cells(row, files, all_nodes)))

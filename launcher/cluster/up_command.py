@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import click
 
@@ -70,10 +72,23 @@ def bring_up(
     """
     from launcher.cluster import up_inputs
     from launcher.cluster.up_plan import nodes_without_image, plan_image, plan_up, privilege_notes
+    from launcher.front.certificates import load_certificate
+    from launcher.front.front_plan import SERVER_KEY
+    from launcher.front.update import update_front
 
     began = time.monotonic()
     inventory = session.inventory
-    facts = probe_nodes(inventory, session.transport, [inventory.image])
+    update = partial(
+        update_front,
+        session,
+        verb="up",
+        start=True,
+        dry_run=dry_run,
+        certificate=load_certificate(inventory),
+        server_key=values.get(SERVER_KEY),
+    )
+    images = [inventory.image, *([inventory.front.image] if inventory.front else [])]
+    facts = probe_nodes(inventory, session.transport, images)
     site = Site(inventory, facts)
     image_plan = plan_image(site)
     missing_images = len(nodes_without_image(site))
@@ -82,14 +97,16 @@ def bring_up(
         renewal = up_inputs.renew_certificates(inventory, facts, make=False, force=renew)
         programs = up_inputs.load_py_spy(session, site, download=False)
         image = up_inputs.placeholder_image(inventory)
-        return [image_plan, plan_up(site, secrets, image, renewal, py_spy=programs)]
+        up_plan = plan_up(site, secrets, image, renewal, py_spy=programs)
+        return [image_plan, up_plan, update(site)]
     for note in privilege_notes(inventory):
         session.warn("rights", note)
-    session.apply(image_plan)
+    checks = tuple(replace(stage, steps=()) for stage in image_plan.stages)
+    session.apply(replace(image_plan, stages=checks) if dry_run else image_plan)
     if missing_images:
         if inventory.image_source == "nodes":
             image_copy.copy_to_all(session, inventory.image)
-        facts = probe_nodes(inventory, session.transport, [inventory.image])
+        facts = probe_nodes(inventory, session.transport, images)
         site = Site(inventory, facts)
     image = up_inputs.resolve_ray_image(session, facts)
     secrets = up_inputs.add_token(inventory, facts, values, make=not dry_run)
@@ -97,25 +114,28 @@ def bring_up(
     programs = up_inputs.load_py_spy(session, site, download=not dry_run)
     up_plan = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
     if dry_run:
-        return [image_plan, up_plan]
+        return [image_plan, up_plan, update(site)]
     if up_plan.notes:
         session.begin("difference", "Differences from the inventory")
     for note in up_plan.notes:
         session.note("difference", note)
     session.apply(up_plan)
-    changed = missing_images + len(up_plan.steps)
+    front = update(site)
+    changed = missing_images + len(up_plan.steps) + len(front.steps)
     text = (
         f"cluster {inventory.cluster} is up: {len(inventory.nodes)} nodes, {inventory.gpus} GPUs"
         if changed
         else f"cluster {inventory.cluster} is already up; nothing was changed"
     )
     session.done(text, seconds=time.monotonic() - began, data={"changed": changed})
-    return [image_plan, up_plan]
+    return [image_plan, up_plan, front]
 
 
 def _plan_offline(inventory: Inventory) -> list[Plan]:
     from launcher.cluster import up_inputs
     from launcher.cluster.up_plan import plan_image, plan_up
+    from launcher.front import front_plan
+    from launcher.front.front_plan import SERVER_KEY
 
     secrets = up_inputs.add_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
@@ -124,4 +144,8 @@ def _plan_offline(inventory: Inventory) -> list[Plan]:
         up_inputs.placeholder_image(inventory),
         up_inputs.renew_certificates(inventory, {}, make=False),
     )
-    return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image, renewal)]
+    site = Site(inventory)
+    certificate = Secret("") if front_plan.uses_tls(inventory) else None
+    inputs = front_plan.FrontInputs(certificate=certificate, server_key=secrets.get(SERVER_KEY))
+    front = front_plan.plan_front(site, inputs, verb="up")
+    return [plan_image(site), plan_up(site, secrets, image, renewal), front]

@@ -103,19 +103,20 @@ def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayIm
 
     Raises:
         NodeError: the image could not be probed.
-        RequestError: its vLLM is too old, or it lacks programs that the agents need.
+        RequestError: its vLLM or Ray cannot work, or it lacks programs that the agents need.
         VlaunchError: the wheels are unavailable or do not fit the image.
     """
     inventory = session.inventory
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
     python = _probe_image(session, base.identity)
-    image.check_supported(python, inventory.image)
+    version = "" if inventory.ray.off else python.ray or inventory.ray.version
+    for warning in image.check_supported(python, inventory.image, version):
+        session.warn("image", f"{inventory.image}: {warning.text}; hint: {warning.fix}")
     if inventory.ray.off:
         return base_image(inventory)
     missing = image.ray_version_to_add(python, inventory.ray.version)
     plugin = derived.plugin_files() if inventory.accelerator == "cpu" else None
-    version = python.ray or inventory.ray.version
     if missing or plugin:
         derived_tag = _common_image(inventory, facts, base.identity, version, plugin)
         if derived_tag is not None:

@@ -10,6 +10,7 @@ from launcher.cluster import gates
 from launcher.core.domain import Inventory, Node, Secret, fold
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Command
+from launcher.front import front_plan
 from launcher.hosts.check import Check, Evidence
 from launcher.hosts.checks import container
 from launcher.hosts.checks.catalogue import ESSENTIAL
@@ -50,7 +51,7 @@ def plan_image(site: Site) -> Plan:
             command=Command(node=node.name, argv=docker.pull(node.docker, image), timeout=3600),
         )
         for node in _pulling_nodes(site)
-    )
+    ) + front_plan.pull_steps(site)
     stages = (
         [Stage(id="preflight", title="Scan the nodes", gates=_preflight_gates(site))]
         if site.facts
@@ -125,6 +126,7 @@ def plan_up(
             ),
         ),
         *node_files.certificate_stages(site, renewal),
+        *_drain_stages(site, replaced),
         *_start_stages(site, changed, specs),
         *_verify_stages(site, changed, existing, join_timeout),
     )
@@ -211,6 +213,15 @@ def _start_stages(
     ]
 
 
+def _drain_stages(site: Site, replaced: Sequence[docker.Container]) -> list[Stage]:
+    """Drain servers whose containers are replaced, if they may have requests through the front."""
+    head = site.container(site.head)
+    if site.inventory.front is None or head is None or not head.running or not replaced:
+        return []
+    gate = gates.drain_gate(site, [node for node in site.nodes if site.container(node) in replaced])
+    return [Stage(id="drain", title="Drain the servers", gates=(gate,))]
+
+
 def _verify_stages(
     site: Site,
     changed: Sequence[Node],
@@ -242,10 +253,7 @@ def _outdated_agent_notes(site: Site, changed: Sequence[Node]) -> list[str]:
     unchanged = [node for node in site.nodes if node not in changed]
     if not (names := [node.name for node in unchanged if node_files.replaces_agent(site, node)]):
         return []
-    return [
-        f"{fold(names)}: the agent keeps running another version of vlaunch; hint: run"
-        " `vlaunch down`, then `vlaunch up`: this stops its servers"
-    ]
+    return [f"{fold(names)}: the {node_files.OLD_AGENT}"]
 
 
 def _restart_notes(replaced: Sequence[docker.Container]) -> list[str]:
@@ -277,7 +285,8 @@ def _preflight_gates(site: Site) -> tuple[Gate, ...]:
     checks = [check for check in ESSENTIAL if check.applies(site.inventory)]
     memory = () if site.inventory.secrets_in == "disk" else (gates.memory_gate(site),)
     gpu_memory = (_gpu_memory_gate(site),) if GPU_MEMORY.applies(site.inventory) else ()
-    return (*(_observed_gate(check, site) for check in checks), *gpu_memory, *memory)
+    observed = (_observed_gate(check, site) for check in checks)
+    return (*observed, *gpu_memory, *memory, *front_plan.preflight_gates(site))
 
 
 def _gpu_memory_gate(site: Site) -> Gate:

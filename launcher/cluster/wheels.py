@@ -315,8 +315,8 @@ def _store_wheels(downloaded: Path, folder: Path) -> None:
                     raise VlaunchError(
                         f"{name} has a different hash than at its first download",
                         evidence=[f"sha256 now: {digests[name]}", f"sha256 before: {digest}"],
-                        hint="find out why; if you have rebuilt it yourself, forget the earlier"
-                        f" one: `rm -r {shlex.quote(str(earlier.parent))}`",
+                        hint="find out why; if you rebuilt it yourself, remove the earlier one:"
+                        f" `rm -r {shlex.quote(str(earlier.parent))}`",
                     )
     (downloaded / _LIST).write_text(json.dumps(digests))
     shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -211,8 +211,9 @@ class ServeDefaults:
     node, PP the number of nodes."""
     backend: Backend = "ray"
     """ray, or mp: vLLM's own multi-node mode, without Ray. With `ray: none` mp is the default."""
-    bind: values.Bind = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
-    """Address the endpoint listens on."""
+    bind: values.Bind | None = None
+    """Address the endpoint listens on: 0.0.0.0 by default; with `front:`, only where the front
+    reaches it."""
     args: tuple[values.Argument, ...] = field(default_factory=tuple)
     """More arguments for `vllm serve`, one item each."""
     supervise: bool = True
@@ -251,6 +252,54 @@ class ServerSpec:
     def spec_fields(self) -> dict[str, Any]:
         """Return the fields of ServerSpec, without those of a subclass."""
         return {name: getattr(self, name) for name in ServerSpec.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """The certificate of the front: `self-signed`, none (`off`), or files on this machine."""
+
+    kind: Literal["self-signed", "off"] = "self-signed"
+    """self-signed: `vlaunch up` issues one; off: plain HTTP, with keys readable on the network."""
+    cert: values.LocalPath | None = None
+    """Certificate and its chain (PEM); relative paths start at the inventory's directory."""
+    key: values.LocalPath | None = None
+    """Its private key (PEM, without a passphrase)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSettings:
+    """One address in front of all servers, with keys and limits: HAProxy, as a container."""
+
+    node: values.NonEmpty | None = None
+    """Node of the front; the head by default."""
+    nodes: tuple[values.NonEmpty, ...] = ()
+    """Several nodes with the same front; limits of keys then count on each of them."""
+    address: values.HostName | None = None
+    """Name or address that clients use; the `ip` of its first node by default."""
+    bind: values.Bind = "0.0.0.0"  # noqa: S104 - users reach the front from outside
+    """Address the front listens on."""
+    port: values.Port = 8443
+    """Port for clients."""
+    metrics: values.Port = 29590
+    """Port of its Prometheus metrics, on the node's `ip`."""
+    tls: Annotated[
+        FromMapping[TlsSettings],
+        values.Converter(values.expand_shorthand("kind", str), str | FromMapping[TlsSettings]),
+    ] = field(default_factory=TlsSettings)
+    """self-signed, off, or {cert: FILE, key: FILE}."""
+    hold: Annotated[float, values.Bounds(ge=0, le=3600), values.DURATION] = 60.0
+    """Time that requests wait while no replica of their server is up; then they get a 503."""
+    timeout: Annotated[float, values.Bounds(ge=1, le=86400), values.DURATION] = 3600.0
+    """Time that a server may take between two parts of its answer."""
+    max_body: values.Size = 64 << 20
+    """Largest request, such as 64MiB."""
+    image: values.Image = "haproxy:3.2"
+    """Image with HAProxy 2.6 or newer; a tag or a digest."""
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of its URL."""
+        return "http" if self.tls.kind == "off" else "https"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +395,8 @@ class ClusterSettings:
     """
     serve: FromMapping[ServeDefaults] = field(default_factory=ServeDefaults)
     """Defaults of `vlaunch serve`."""
+    front: FromMapping[FrontSettings] | None = None
+    """One address in front of all servers, with TLS, keys and limits; none by default."""
     models: FromMapping[ModelSettings] = field(default_factory=ModelSettings)
     """The files of models on the nodes."""
     cap: Annotated[int, values.Bounds(ge=1, le=512)] = 32
@@ -380,6 +431,39 @@ class Inventory(ClusterSettings):
     def workers(self) -> tuple[Node, ...]:
         """All nodes except the head, in inventory order."""
         return tuple(node for node in self.nodes if not node.head)
+
+    @property
+    def front_nodes(self) -> tuple[Node, ...]:
+        """The nodes of the front, in inventory order; none without `front`."""
+        if self.front is None:
+            return ()
+        names = self.front.nodes or (self.front.node or self.head.name,)
+        return tuple(node for node in self.nodes if node.name in names)
+
+    @property
+    def front_url(self) -> str:
+        """The URL of the front for clients, without a path."""
+        assert self.front is not None  # noqa: S101 - callers have one
+        host = self.front.address or self.front_nodes[0].ip
+        host = f"[{host}]" if ":" in host else host
+        return f"{self.front.scheme}://{host}:{self.front.port}"
+
+    def server_url(self, server: str) -> str:
+        """Return the URL of a server behind the front, for clients; replicas share it."""
+        return f"{self.front_url}/{server.partition('.')[0]}/v1"
+
+    def api_bind(self, nodes: Sequence[Node]) -> str:
+        """Return the address on which APIs on these nodes listen, unless a server has its own;
+        empty if each listens on its node's `ip`.
+        """
+        if self.serve.bind is not None:
+            return self.serve.bind
+        if self.front is None:
+            return "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
+        fronts = {node.name for node in self.front_nodes}
+        if len(fronts) == 1 and {node.name for node in nodes} == fronts:
+            return "127.0.0.1"
+        return nodes[0].ip if len(nodes) == 1 else ""
 
     @property
     def gpus(self) -> int:

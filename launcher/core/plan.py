@@ -24,7 +24,7 @@ class Gate:
     `queries` are sent to the nodes, `judge` evaluates the answers of each node (in that order). A
     `wait` finding repeats the queries every `every` seconds until `deadline`; a pass must last
     `hold` seconds. `evidence` commands run only when the gate fails. `progress_text` is shown while
-    a query runs.
+    a query runs. With `rejects_request`, a failure means an invalid request.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Gate:
     hold: float = 0.0
     evidence: tuple[Command, ...] = ()
     progress_text: str = ""
+    rejects_request: bool = False
 
 
 def precomputed_gate(id: str, what: str, findings: Callable[[], Iterable[Finding]]) -> Gate:

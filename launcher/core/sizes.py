@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
 _LARGEST = 2**53
 MIB = 1 << 20
 # Docker reads a bare `g` as 1024³.
@@ -24,6 +25,15 @@ def parse_size(value: object) -> int:
     if match is None or unit is None or not 1 <= float(match[1]) * unit < _LARGEST:
         raise ValueError("not a size")
     return int(float(match[1]) * unit)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of `90s`, `1h30m` or `90`; raise ValueError otherwise."""
+    number, text = r"\d{1,9}(?:\.\d{1,3})?", text.strip().lower()
+    if not re.fullmatch(rf"{number}|(?:{number}[dhms])+", text):
+        raise ValueError("not a duration")
+    parts = re.findall(r"([\d.]+)([dhms]?)", text)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 def format_size(size: int) -> str:

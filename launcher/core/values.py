@@ -153,6 +153,9 @@ _REFERENCE = (
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 
+HostName = Annotated[
+    str, Pattern(rf"{LABEL}|[0-9a-fA-F:]+", "a host name or an IP address, without a port")
+]
 ClusterName = Annotated[
     str,
     Pattern(
@@ -161,7 +164,7 @@ ClusterName = Annotated[
     ),
 ]
 Image = Annotated[
-    str, Pattern(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
+    str, Pattern(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.33.0 or name@sha256:…")
 ]
 ArgvItem = Annotated[
     str, Pattern(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")
@@ -326,6 +329,16 @@ def _parse_size(value: object) -> int:
 
 
 Size = Annotated[int, Converter(_parse_size, int | str)]
+
+
+def _parse_duration(value: object) -> float:
+    try:
+        return sizes.parse_duration("" if isinstance(value, bool) else str(value))
+    except ValueError as error:
+        raise value_error("should be a duration such as 90s, 10m or 1h") from error
+
+
+DURATION = Converter(_parse_duration, int | float | str)
 
 
 def _parse_shm(value: object) -> object:

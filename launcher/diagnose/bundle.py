@@ -26,6 +26,7 @@ from launcher.tools.diagnosis import (
     KERNEL,
     LOGS,
     RECORD,
+    STACKS,
     STATE,
     Log,
     NodeReport,
@@ -67,7 +68,7 @@ def bundle_commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Comm
             lines=_LINES,
         )
         queries = (
-            query(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
+            query(parts=(STATE, RECORD, KERNEL, INSPECT, STACKS), size=_LOG),
             query(parts=(LOGS,), size=_LOG),
             query(parts=(ENGINES,), size=_JOB),
             query(parts=(INSIDE,), size=_JOB),
@@ -79,7 +80,7 @@ def bundle_commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Comm
 
 def node_files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
     """Return the files of one node from its answers in the order of `bundle_commands`; gaps are
-    listed in `not-seen.txt`.
+    listed in `not-collected.txt`.
     """
     *report_answers, audit_answer = answers
     reports = [parse_report(answer.out, mark) for answer in report_answers]
@@ -90,7 +91,7 @@ def node_files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
         "servers.json": _format_json(_server_records(first)),
         "audit.ndjson": audit_answer.out if audit_answer.ok else "",
         **_log_files([log for report in reports for log in report.logs]),
-        "not-seen.txt": "\n".join(_gap_lines(first, answers)),
+        "not-collected.txt": "\n".join(_gap_lines(first, answers)),
     }
     return {name: text for name, text in contents.items() if text.strip()}
 
@@ -112,13 +113,13 @@ def _gap_lines(report: NodeReport, answers: Sequence[Answer]) -> list[str]:
 
 
 def _log_files(logs: Sequence[Log]) -> dict[str, str]:
-    """Return logs by file name: an engine's name, or the kind of log and a number."""
+    """Return logs by file name: a server's log or stacks, or the kind of log and a number."""
     contents, counts = {}, Counter[str]()
     for log in logs:
         kind = _NAMES.get(log.part.partition("-")[0], "other")
         counts[kind] += 1
-        engine = log.part.startswith("engine-")
-        name = log.title.replace(" ", "-") if engine else f"{kind}-{counts[kind]}"
+        of_server = log.part.startswith(("engine-", "stacks-"))
+        name = log.title.replace(" ", "-") if of_server else f"{kind}-{counts[kind]}"
         contents[f"{name}.log"] = _format_log(log)
     return contents
 

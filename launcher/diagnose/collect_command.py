@@ -54,8 +54,8 @@ checks.json      results of the checks that need no container
 doctor.json      `vlaunch doctor --json`
 events.ndjson    progress and warnings of this command
 nodes/           for each node: `docker inspect` of its containers (variables without values), the
-                 ends of all logs, the supervisor's records, the audit trail, and reasons for
-                 missing data
+                 ends of all logs, stacks that vLLM's watchdog wrote, the supervisor's records,
+                 the audit trail, and reasons for missing data
 {unknown}"""
 
 
@@ -188,7 +188,7 @@ def _add_nodes(session: Session, bundle: Bundle) -> None:
     numbers = {node.name: number for number, node in enumerate(inventory.nodes, 1)}
     for name, error in session.missing.items():
         folder = plan.node_folder(numbers[name], inventory.node(name))
-        bundle.add_file(f"{folder}/not-seen.txt", f"{error.message}\n{error.evidence}\n")
+        bundle.add_file(f"{folder}/not-collected.txt", f"{error.message}\n{error.evidence}\n")
     nodes = session.reached
     for start in range(0, len(nodes), _BATCH_SIZE):
         batch = nodes[start : start + _BATCH_SIZE]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from launcher import upstream
 from launcher.agent import observed
 from launcher.agent.cause import find_exception
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
 from launcher.network.nccl_log import VERSION
-from launcher.tools import diagnosis, known_hangs, symptoms
+from launcher.tools import diagnosis, known_hangs, symptoms, vllm
 from launcher.tools.diagnosis import (
     DRIVER,
     ContainerState,
@@ -40,10 +41,11 @@ _MAX_MATCHES = 200  # matching lines per log and symptom
 _WIDTH = 300  # characters of evidence
 # Such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`.
 _NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
-_READY = re.compile(r"Application startup complete")
+_READY = re.compile(vllm.API_READY)
 # An exit after SIGTERM is no symptom, until the next start in the same log.
 _STOP_OR_START = re.compile(
-    r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|vlaunch agent: starting the engine"
+    rf"(\*\*\* SIGTERM received)|{upstream.text('vllm.engine-start')}"
+    r"|vlaunch agent: starting the engine"
 )
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"

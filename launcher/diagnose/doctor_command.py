@@ -26,9 +26,8 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 @command(shows="people", flags=[options.JSON])
 @click.option(
     "--since",
-    callback=options.parse_duration,
-    metavar="DURATION",
-    help="Read only logs of this last period, such as 30m, 2h or 1d.",
+    type=options.Duration(),
+    help="Read only logs of this last period, such as 30m.",
 )
 @click.option(
     "--log",

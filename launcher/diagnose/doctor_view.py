@@ -106,7 +106,8 @@ def _format_origin(line: EvidenceLine) -> str:
 def _format_scope(diagnosis: Diagnosis) -> str:
     nodes = fold(diagnosis.nodes) if diagnosis.nodes else "no node"
     logs = "1 log" if diagnosis.logs == 1 else f"{diagnosis.logs} logs"
-    return f"read {diagnosis.lines:,} lines of {logs} on {nodes}"
+    lines = "1 line" if diagnosis.lines == 1 else f"{diagnosis.lines:,} lines"
+    return f"read {lines} of {logs} on {nodes}"
 
 
 def _format_gaps(diagnosis: Diagnosis) -> list[str]:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.agent import state
+from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.selection import select_nodes
 from launcher.app.session import Session
+from launcher.app.terminal import dump_json
 from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Node, fold
 from launcher.core.errors import DeadlineError, RequestError, VlaunchError
@@ -39,13 +41,14 @@ _MAX_CONTAINERS = 50  # containers per node and cluster
 _READ_TIMEOUT = 60.0  # seconds to read servers' logs, unless they are followed
 
 
-@command(shows="none")
+@command(shows="none", flags=[options.JSON])
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
 @click.option(
     "--tail",
-    type=click.IntRange(0),
+    type=options.Tail(0),
     default=100,
     show_default=True,
+    metavar="N|all",
     help="Number of lines to show from the end of each log.",
 )
 @click.option("--server", metavar="NAME", help="Show only this server's engine log.")
@@ -59,11 +62,14 @@ def logs(
         printed = False
         for origin, line in _merge_logs(session, nodes, server, follow=follow, tail=tail):
             printed = True
-            click.echo(f"{origin}: {untrusted.sanitize(line)}")
+            node, _, log = origin.partition("/")
+            text = untrusted.sanitize(line)
+            fields = {"node": node, "log": log or None, "text": text}
+            click.echo(dump_json(fields) if call.as_json else f"{origin}: {text}")
         if not printed and not follow:
             if server is not None:
                 raise RequestError(
-                    f"found no log of server `{server}`", hint="list the servers: `vlaunch status`"
+                    f"server `{server}` has no log", hint="list the servers: `vlaunch status`"
                 )
             raise RequestError(
                 f"the containers of cluster {call.inventory.cluster} have no log output",

@@ -33,7 +33,6 @@ def image() -> None:
 @command(
     "list",
     under=image,
-    path=True,
     shows="none",
     flags=[options.JSON],
     short_help="List the images on all nodes and their differences",

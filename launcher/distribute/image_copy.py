@@ -61,13 +61,13 @@ def _transfer_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("image", required=False)
 @SOURCE
-@click.option("--here", is_flag=True, help="Copy from this machine's Docker.")
+@click.option("--local", is_flag=True, help="Copy from this machine's Docker.")
 @_transfer_options
 def copy(
     call: CommandContext,
     image: str | None,
     source: str | None,
-    here: bool,
+    local: bool,
     targets: tuple[str, ...],
     scratch: str,
     **limits: Any,
@@ -79,19 +79,19 @@ def copy(
     verifies every layer's digest, and at the end all images are compared with the source. A node
     that fails does not stop the others. After an interruption, the same command continues the copy.
     """
-    if source and here:
-        raise click.UsageError("--from and --here exclude each other")
+    if source and local:
+        raise click.UsageError("--from and --local exclude each other")
     name = image or call.inventory.image
     target_nodes = select_nodes(call.inventory, targets)
-    source_nodes = () if here else select_nodes(call.inventory, [source] if source else [])
+    source_nodes = () if local else select_nodes(call.inventory, [source] if source else [])
     nodes = [node for node in call.inventory.nodes if node in target_nodes or node in source_nodes]
     with call.session(nodes=nodes) as session, call.locked(session) as locked:
         session.begin("look", f"Look for {name} on {fold([node.name for node in nodes])}")
-        stores = query_stores(locked, nodes, scratch=scratch, local=here)
+        stores = query_stores(locked, nodes, scratch=scratch, local=local)
         plan = plan_image(
             name,
             stores,
-            source=THIS_MACHINE if here else source or "",
+            source=THIS_MACHINE if local else source or "",
             targets=[node.name for node in target_nodes],
         )
         if call.dry_run:
@@ -107,7 +107,7 @@ def copy(
 )
 @click.argument("image", required=False)
 @click.option(
-    "-n", "--node", "fetcher", metavar="NAME", help="Node that pulls the image (default: the head)."
+    "--on", "fetcher", metavar="NODE", help="Node that pulls the image (default: the head)."
 )
 @_transfer_options
 def pull(
@@ -157,8 +157,8 @@ def pull_image(session: Session, node: Node, name: str) -> None:
             node.name,
             f"cannot pull {name}",
             evidence=answer.tail,
-            hint="try another node with `--node NAME`, or copy it from this machine: `vlaunch"
-            f" image copy {name} --here`",
+            hint="try another node with `--on NODE`, or copy it from this machine: `vlaunch"
+            f" image copy {name} --local`",
         )
     session.step("pull", "pulled", node=node.name, seconds=answer.seconds)
 
@@ -265,7 +265,7 @@ class _ImageCopy:
             "changed": len(updated),
         }
         size = format_size(max(self._received.values(), default=0))
-        text = f"{plan.name} is on {fold(names) or 'no node'}: at most {size} for one"
+        text = f"{plan.name} is on {fold(names) or 'no node'}: at most {size} sent to a node"
         seconds = time.monotonic() - began
         copies.report_result(self._session, plan.name, data, text=text, seconds=seconds, last=last)
 

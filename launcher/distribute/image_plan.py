@@ -127,7 +127,7 @@ def _choose_source(
         raise RequestError(
             f"no node has {name} (checked: {fold(list(stores))})",
             hint=f"pull it: `vlaunch image pull {name}`, or copy it from this machine: `vlaunch"
-            f" image copy {name} --here`",
+            f" image copy {name} --local`",
         )
     first = next(iter(images))
     if others := [node for node in images if images[node].identity != images[first].identity]:

@@ -40,7 +40,6 @@ def model() -> None:
 @command(
     "list",
     under=model,
-    path=True,
     shows="none",
     flags=[options.JSON],
     short_help="List the models on all nodes: size, completeness, last use",

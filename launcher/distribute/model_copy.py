@@ -77,8 +77,8 @@ def transfer_options(function: F) -> F:
 )
 @click.argument("name", metavar="MODEL|PATH")
 @SOURCE
-@click.option("--here", is_flag=True, help="Copy from this machine.")
-@click.option("--as", "as_", metavar="PATH", help="With --here: path of the folder on the nodes.")
+@click.option("--local", is_flag=True, help="Copy from this machine.")
+@click.option("--as", "as_", metavar="PATH", help="With --local: path of the folder on the nodes.")
 @click.option(
     "--compare",
     is_flag=True,
@@ -90,7 +90,7 @@ def copy(
     call: CommandContext,
     name: str,
     source: str | None,
-    here: bool,
+    local: bool,
     as_: str | None,
     targets: tuple[str, ...],
     compare: bool,
@@ -102,19 +102,19 @@ def copy(
 
     MODEL is a name such as Qwen/Qwen3-8B in the Hugging Face cache of a node, or a folder of the
     nodes as containers see it (/data/models/mine). ./FOLDER and ~/FOLDER are on this machine, as is
-    everything with --here.
+    everything with --local.
 
     Nodes that have a part get the rest. A node that fails does not stop the others. After an
     interruption, the same command continues the copy. Every byte is verified on every node, and a
     model appears only when it is complete.
     """
-    if (as_ or here) and source:
-        raise click.UsageError("--from names a node; --here and --as are for this machine")
-    here = here or name.startswith(("./", "../", "~", "."))
-    if as_ and not here:
+    if (as_ or local) and source:
+        raise click.UsageError("--from names a node; --local and --as are for this machine")
+    local = local or name.startswith(("./", "../", "~", "."))
+    if as_ and not local:
         raise click.UsageError("--as requires a folder of this machine")
     target_nodes = select_nodes(call.inventory, targets)
-    local_model = _LocalModel.find(call.inventory, name, as_) if here else None
+    local_model = _LocalModel.find(call.inventory, name, as_) if local else None
     model = local_model.model if local_model else name
     check_path(call.inventory, model)
     source_nodes = select_nodes(call.inventory, [source]) if source else call.inventory.nodes

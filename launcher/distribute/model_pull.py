@@ -41,7 +41,7 @@ _HINTS = {
     " {HF_TOKEN: {env: HF_TOKEN}}`",
     "RevisionNotFoundError": "the model's page lists its branches and commits",
     "huggingface_hub": "run `vlaunch up`: the cluster's image includes it; or choose a node that"
-    " has the image with `--node`",
+    " has the image with `--on`",
 }
 _OFFLINE = (
     "check that the node reaches the hub (proxies and HF_ENDPOINT come from `env:` of the"
@@ -55,7 +55,7 @@ _OFFLINE = (
 )
 @click.argument("name", metavar="MODEL")
 @click.option(
-    "-n", "--node", metavar="NAME", help="Node that downloads the model (default: the head)."
+    "--on", "node", metavar="NODE", help="Node that downloads the model (default: the head)."
 )
 @REVISION
 @click.option(

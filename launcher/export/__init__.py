@@ -1,5 +1,3 @@
 """The same cluster for other programs: Kubernetes, Prometheus, firewalls."""
 
 COMMANDS = {"export": (55, "Generate Kubernetes, Prometheus and firewall files")}
-
-EXTENSIONS = {"batch": "pod_options:batch_flags"}

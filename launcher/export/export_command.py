@@ -12,8 +12,10 @@ import click
 
 from launcher.app import options, session
 from launcher.app.command import CommandContext, command
+from launcher.app.progress import make_printer
 from launcher.app.selection import select_model, select_nodes
 from launcher.app.terminal import say
+from launcher.batch import batch_flags
 from launcher.core.domain import Inventory, ServeDefaults
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.export import firewall as packet_filter
@@ -33,7 +35,6 @@ def export() -> None:
 @command(
     "firewall",
     under=export,
-    path=True,
     shows="none",
     short_help="Print firewall rules for the nodes",
 )
@@ -87,7 +88,7 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
 @export.command(
     "prometheus",
     short_help="Print the scrape configuration; write alerts and dashboards",
-    params=[options.PATH, options.INVENTORY],
+    params=[options.INVENTORY],
 )
 @click.option(
     "--api",
@@ -117,7 +118,6 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
     help="Write all files to this folder (default: print the scrape configuration).",
 )
 def prometheus(
-    path: str | None,
     named: str | None,
     apis: tuple[str, ...],
     node_exporter: int | None,
@@ -131,7 +131,7 @@ def prometheus(
     """
     from launcher.export import prometheus as monitoring
 
-    inventory = session.load_inventory(path, named)
+    inventory = session.load_inventory(None, named)
     files = monitoring.build_files(
         inventory,
         [_parse_api(inventory, api) for api in apis],
@@ -149,8 +149,8 @@ def prometheus(
 @options.inventory_option(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
 @options.inventory_option(ServeDefaults, "tp")
 @options.inventory_option(ServeDefaults, "pp")
-@options.inventory_option(ServeDefaults, "dp")
-@options.inventory_option(ServeDefaults, "timeout", default="the inventory's")
+@options.inventory_option(ServeDefaults, "dp", *options.DP_FLAGS)
+@options.START_TIMEOUT
 @click.option(
     "--kind",
     type=click.Choice(["lws", "kuberay"]),
@@ -195,7 +195,7 @@ def kubernetes(
         name="default",
         model=select_model(model, inventory),
         backend="ray" if kind == "kuberay" else "mp",
-        host=inventory.serve.bind,
+        host=inventory.serve.bind or "",
         port=inventory.ports.api,
         args=merge_vllm_args(inventory, args),
         policy=supervision_policy(inventory, timeout),
@@ -211,6 +211,27 @@ def kubernetes(
         click.echo(manifests.text, nl=False)
     else:
         write_files(output, manifests.folder())
+
+
+@export.command(params=[options.INVENTORY], short_help="Print a batch job as Kubernetes manifests")
+@batch_flags.job_options
+@pod_options.flags
+def batch(named: str | None, **values: Any) -> None:
+    """Print a batch job as manifests for Kubernetes: a RayJob of KubeRay with the job's files.
+
+    JOB.yaml and the options of the job are those of `vlaunch batch`. No node is contacted.
+    """
+    from launcher.batch.batch_command import build_request
+    from launcher.export import kuberay_batch
+
+    pods = pod_options.pop_values(values)
+    inventory, image = session.load_inventory(None, named), pods.pop("image")
+    inventory = replace(inventory, image=image or inventory.image)
+    with make_printer() as printer:
+        request = build_request(inventory, values, printer)
+    target = ExportTarget(name=object_name(request.job.name), kind="kuberay", **pods)
+    group = kuberay_batch.build_job_group(inventory, request, target)
+    click.echo(kuberay_batch.job_manifests(group, request).text, nl=False)
 
 
 def _parse_api(inventory: Inventory, text: str) -> tuple[str, int]:

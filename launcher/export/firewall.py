@@ -81,27 +81,41 @@ def build_filter(
     return Filter(
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
-        open=(*ssh, *_endpoint_rules(inventory)),
+        open=(*ssh, *_endpoint_rules(inventory), *_front_rules(inventory)),
         closed=(*_closed_ports(inventory), handed_out),
     )
 
 
 def _endpoint_rules(inventory: Inventory) -> list[PortRule]:
-    """Return the rule for the endpoint's port, unless it is bound to loopback."""
-    bind, port = ipaddress.ip_address(inventory.serve.bind), inventory.ports.api
-    if bind.is_loopback:
+    """Return the rule for the endpoint's port, unless it is bound to loopback or for the front."""
+    if _endpoint_is_internal(inventory):
         return []
+    bind = ipaddress.ip_address(inventory.api_bind([inventory.head]))
+    port = inventory.ports.api
     # The head may have more addresses than the one in the inventory, so only a chosen one is
     # written down.
     address = "" if bind.is_unspecified else str(bind)
     return [PortRule(low=port, high=port, purpose=PURPOSES["api"], address=address)]
 
 
+def _endpoint_is_internal(inventory: Inventory) -> bool:
+    bind = inventory.serve.bind
+    return inventory.front is not None if bind is None else ipaddress.ip_address(bind).is_loopback
+
+
+def _front_rules(inventory: Inventory) -> list[PortRule]:
+    """Return the rule for the front's port, unless it is bound to loopback."""
+    front = inventory.front
+    if front is None or ipaddress.ip_address(front.bind).is_loopback:
+        return []
+    return [PortRule(low=front.port, high=front.port, purpose="the front, for users")]
+
+
 def _closed_ports(inventory: Inventory) -> Iterator[PortRule]:
     """Yield the ports that are only for nodes; Ray's only with Ray."""
     ports = inventory.ports
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
-    everywhere = ipaddress.ip_address(inventory.serve.bind).is_unspecified
+    everywhere = ipaddress.ip_address(inventory.api_bind([inventory.head])).is_unspecified
     for name in (item.name for item in fields(Ports) if item.name != "worker_max"):
         if inventory.ray.off and PURPOSES[name].startswith("Ray"):
             continue
@@ -109,12 +123,15 @@ def _closed_ports(inventory: Inventory) -> Iterator[PortRule]:
             continue
         first: int = getattr(ports, name)
         yield PortRule(low=first, high=last.get(name, first), purpose=f"{name}: {PURPOSES[name]}")
+    if inventory.front:
+        port = inventory.front.metrics
+        yield PortRule(low=port, high=port, purpose="Prometheus metrics of the front")
 
 
 def nft(filter: Filter) -> str:
     """Return a file for `nft -f`: one table of its own, replaced as a whole."""
     table = f"inet vlaunch_{re.sub(r'[^a-z0-9]', '_', filter.cluster)}"
-    usage = f"load it on every node: nft -f FILE; remove it: nft delete table {table}"
+    usage = f"Load it on every node: nft -f FILE. Remove it: nft delete table {table}"
     lines = [
         "#!/usr/sbin/nft -f",
         *_comment_lines(filter, usage),
@@ -153,7 +170,7 @@ def nft(filter: Filter) -> str:
 def iptables(filter: Filter) -> str:
     """Return a script for iptables and ip6tables: one chain, replaced as a whole."""
     chain = _chain_name(filter.cluster)
-    usage = f"run it as root on every node; remove it: ip(6)tables -D INPUT -j {chain}"
+    usage = f"Run it as root on every node. Remove it: ip(6)tables -D INPUT -j {chain}"
     lines = ["#!/bin/sh", *_comment_lines(filter, usage), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
@@ -181,7 +198,7 @@ def iptables(filter: Filter) -> str:
 
 def ufw(filter: Filter) -> str:
     """Return `ufw` commands; the first rule that matches counts, so open ports come first."""
-    usage = "run them as root on every node; remove one: `ufw delete` instead of `ufw`"
+    usage = "Run them as root on every node. Remove one: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
         *_comment_lines(filter, usage),

@@ -201,6 +201,9 @@ def list_omissions(group: PodGroup) -> list[str]:
         (inventory.ulimits, "`ulimits:`: pods have none"),
         (inventory.devices and not inventory.privileged, "`devices:`: they need a device plugin"),
         (inventory.logging != Logging(), "`logging:`: the kubelet rotates logs"),
-        (inventory.serve.bind not in _ANY, "`bind:`: the server listens on its pod's address"),
+        (
+            inventory.serve.bind not in (None, *_ANY),
+            "`bind:`: the server listens on its pod's address",
+        ),
     )
     return [*lines, *(text for applies, text in settings if applies)]

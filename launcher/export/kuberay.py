@@ -19,7 +19,7 @@ CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"
 NEEDS = "the KubeRay operator, 1.5.1 or newer: `kubectl get crd rayjobs.ray.io`"
 OMISSIONS = "`stuck:`: the operator only probes Ray, and retries when `vllm serve` exits"
 WHY = {
-    "submissionMode: HTTPMode": "the operator submits the job itself, without a pod of its own",
+    "submissionMode: HTTPMode": "the operator submits the job itself, without a submitter pod",
     "mode: token": "Ray asks for a token, which the operator creates",
     "ray.io/overwrite-container-cmd: 'true'": (
         "the pods start Ray themselves, with the operator's own command"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from launcher import upstream
 from launcher.agent.desired import ProcessSpec
 from launcher.core.errors import RequestError
 from launcher.export import pods
@@ -77,7 +78,10 @@ def _probes(group: PodGroup) -> Object:
     """
     policy = group.desired.policy
     start = policy.start_timeout + (pods.gate_deadline(group) if group.gated else 0)
-    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PERIOD}
+    health = {
+        "httpGet": {"path": upstream.text("vllm.route-health"), "port": "http"},
+        "periodSeconds": _PERIOD,
+    }
 
     def probe(seconds: float) -> Object:
         failures = max(1, math.ceil(seconds / _PERIOD))

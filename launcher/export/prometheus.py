@@ -55,30 +55,40 @@ def _scrape_config(
     def everywhere(port: int) -> list[dict[str, object]]:
         return [target(node.ip, port, node.name) for node in inventory.nodes]
 
-    endpoints = apis or [(head.name, ports.api)]
+    front, endpoints = inventory.front, apis or [(head.name, ports.api)]
     jobs = {
         "vllm": [target(_listen_address(inventory, node), port, node) for node, port in endpoints],
         "vlaunch": [target(head.ip, ports.metrics)],  # its samples name their nodes
     }
+    listed = f"http://{inventory.front_nodes[0].ip}:{front.metrics}/servers" if front else ""
+    discovered = {} if apis or not front else {"vllm": [{"url": listed}]}
     if not inventory.ray.off:
         jobs["ray"] = everywhere(ports.metrics_export)
+    if front:
+        jobs["front"] = [target(n.ip, front.metrics, n.name) for n in inventory.front_nodes]
     jobs |= {name: everywhere(port) for name, port in exporters.items() if port}
     document = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["alerts.yml"],
         "scrape_configs": [
-            {"job_name": name, "static_configs": targets} for name, targets in jobs.items()
+            {"job_name": name, "http_sd_configs": discovered[name]}
+            if name in discovered
+            else {"job_name": name, "static_configs": targets}
+            for name, targets in jobs.items()
         ],
     }
-    why = {f"job_name: {name}": text for name, text in _JOB_COMMENTS.items()}
+    comments = _JOB_COMMENTS | ({"vllm": _THROUGH_FRONT} if discovered else {})
+    why = {f"job_name: {name}": text for name, text in comments.items()}
     return yaml_text.comment(_header_lines(inventory)) + yaml_text.dump([document], why)
 
 
+_THROUGH_FRONT = "All servers, as the front lists and reaches them, also on loopback."
 _JOB_COMMENTS = {
     "vllm": "Rank 0 of each endpoint. Prometheus needs no key: vLLM 0.32 requires it only for its"
     " public APIs, not for /metrics.",
-    "vlaunch": "The agent on the head, of servers, ranks and nodes; its samples name their nodes.",
+    "vlaunch": "The head's agent: servers, ranks and nodes. Its samples name their nodes.",
     "ray": "Ray, on every node.",
+    "front": "HAProxy, on the nodes of the front.",
     "node": "node_exporter, on every node: start it yourself.",
     "dcgm": "dcgm-exporter, on every node: start it yourself.",
 }
@@ -86,18 +96,21 @@ _JOB_COMMENTS = {
 
 def _header_lines(inventory: Inventory) -> Iterator[str]:
     ports = inventory.ports
-    scraped = [ports.api, ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
+    scraped = [] if inventory.front else [ports.api]
+    scraped += [ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
+    scraped += [inventory.front.metrics] if inventory.front else []
     numbers = ", ".join(map(str, scraped))
     yield f"Prometheus for cluster {inventory.cluster}."
     yield "Check it: promtool check config --syntax-only prometheus.yml"
     yield "Start it: prometheus --config.file=prometheus.yml"
-    yield f"It must reach TCP {numbers} of the nodes: run it on one of them, or open the ports."
+    yield f"It connects to TCP {numbers} of the nodes: run it on one of them, or open these ports."
     yield "Grafana imports dashboards/*.json; alerts need your own Alertmanager."
-    if ipaddress.ip_address(inventory.serve.bind).is_loopback:
+    bind = inventory.serve.bind
+    if bind and ipaddress.ip_address(bind).is_loopback and not inventory.front:
         yield "The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
 
 
 def _listen_address(inventory: Inventory, node: str) -> str:
     """Return vLLM's address on a node, from its bind address."""
-    bind = ipaddress.ip_address(inventory.serve.bind)
+    bind = ipaddress.ip_address(inventory.api_bind([inventory.node(node)]))
     return inventory.node(node).ip if bind.is_unspecified else str(bind)

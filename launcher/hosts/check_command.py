@@ -12,7 +12,7 @@ from launcher.app.command import CommandContext, command
 from launcher.hosts.evidence import gather_evidence
 
 
-@command(path=True, shows="people", flags=[options.STRICT, options.JSON])
+@command(shows="people", flags=[options.STRICT, options.JSON])
 @click.option(
     "--only",
     metavar="ID",

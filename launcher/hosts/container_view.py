@@ -9,6 +9,9 @@ from launcher.core import decode
 from launcher.core.domain import Answer, Argv
 from launcher.tools import agent_queries
 
+# Broken packages have no version.
+_Version = Annotated[str, decode.Default("")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerView:
@@ -25,7 +28,8 @@ class ContainerView:
     infiniband: tuple[str, ...] = ()
     imex: tuple[str, ...] = ()
     libibverbs: decode.Text = ""
-    ray: Annotated[str, decode.Default("")] = ""  # broken packages have no version
+    ray: _Version = ""
+    vllm: _Version = ""
     error: decode.Text = ""
 
 

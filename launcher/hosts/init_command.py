@@ -210,7 +210,7 @@ def _check_output_path(path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise RequestError(
             f"`{path.parent}` is not a directory",
-            hint=f"mkdir -p {path.parent}",
+            hint=f"create its folder: `mkdir -p {path.parent}`",
         )
 
 
@@ -228,7 +228,7 @@ def _write_inventory(
         raise VlaunchError(
             message,
             evidence=error.mistakes,
-            hint="write the inventory by hand, starting from inventory/example.yaml",
+            hint="write the inventory by hand: `vlaunch schema` describes every key",
         ) from None
     for warning in discovery.warnings:
         printer.show(Event(kind="warning", stage="look", text=warning, state="warn"))

@@ -61,9 +61,7 @@ class WrittenFloat(float):
         return self.text
 
 
-def parse_document(
-    text: str, *, first_key: str = "cluster", example: str = "inventory/example.yaml"
-) -> Document:
+def parse_document(text: str, *, first_key: str = "cluster") -> Document:
     """Parse YAML; mistakes are part of the result.
 
     A file that is not YAML yields one mistake and no data.
@@ -71,7 +69,6 @@ def parse_document(
     Args:
         text: the file's content.
         first_key: the first key of such files.
-        example: the example file to recommend.
     """
     try:
         root = _compose_node(text)
@@ -87,7 +84,7 @@ def parse_document(
     except (ValueError, OverflowError) as error:  # an invalid \x or \U escape
         return _unreadable_document(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
-        return _unreadable_document(1, f"the file is empty; `{example}` shows what to write")
+        return _unreadable_document(1, "the file is empty")
     return _convert_node(root, first_key)
 
 
@@ -130,6 +127,9 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
         return "a tab is used for indentation; YAML needs spaces"
     if "single document" in (error.context or ""):
         return "should be one YAML document; remove the second `---`"
+    if "<block end>, but found '<block" in problem and error.context_mark:
+        start = f"the block that starts on line {error.context_mark.line + 1}"
+        return f"not valid YAML: the indentation differs from that of {start}"
     location = (
         f" ({error.context}, line {error.context_mark.line + 1})"
         if error.context and error.context_mark
@@ -263,12 +263,15 @@ class _NodeReader:
 
 
 class UnusableFile(Exception):
-    """A file that cannot be used because of `line`; `encoding` if it is not UTF-8."""
+    """A file that cannot be used, because of `line` if it is not UTF-8."""
 
-    def __init__(self, text: str, *, line: int = 1, encoding: bool = False) -> None:
+    def __init__(self, text: str, *, line: int | None = None) -> None:
         super().__init__(text)
         self.line = line
-        self.encoding = encoding
+
+    def describe(self, path: Path) -> str:
+        """Return the reason, with the file and the line if there is one."""
+        return str(self) if self.line is None else f"{path}:{self.line}: {self}"
 
 
 def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
@@ -281,22 +284,22 @@ def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
     """
     try:
         if path.is_dir():
-            raise UnusableFile("is a directory; name the YAML file in it")
+            raise UnusableFile("it is a directory; name the YAML file in it")
         if path.exists() and not path.is_file():
-            raise UnusableFile("is not a regular file")
+            raise UnusableFile("it is not a regular file")
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UnusableFile(f"cannot be read: {reason.lower()}") from error
+        raise UnusableFile(reason.lower()) from error
     if len(content) > max_bytes:
-        raise UnusableFile(f"is larger than {max_bytes // 1024} KiB, too large for any {kind}")
+        raise UnusableFile(f"it is larger than {max_bytes // 1024} KiB, too large for any {kind}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         text = f"the byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        raise UnusableFile(text, line=line, encoding=True) from error
+        raise UnusableFile(text, line=line) from error
 
 
 def _node_line(node: yaml.Node) -> int:

@@ -50,17 +50,16 @@ def _read_text(path: Path) -> str:
     try:
         return document.read_file(path, max_bytes=MAX_BYTES, kind="inventory")
     except document.UnusableFile as error:
-        lines = [f"{path}:{error.line}: {error}"]
-        hint = (
-            "" if error.encoding else "start from inventory/example.yaml, which explains every key"
-        )
-        raise InventoryError(f"`{path}` cannot be used", lines, hint=hint) from error
+        hint = "write one with `vlaunch init`, or name another with `-i`" if not error.line else ""
+        raise InventoryError(
+            f"`{path}` cannot be used", [error.describe(path)], hint=hint
+        ) from error
 
 
 def _inventory_error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
     lines = parsed.sorted_messages(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-    hint = "inventory/example.yaml explains every key; no node was changed"
+    hint = "`vlaunch schema` describes every key; no node was changed"
     return InventoryError(
         f"{number} in `{path}`", [f"{path}:{line}: {message}" for line, message in lines], hint=hint
     )

@@ -105,7 +105,7 @@ def _find_duplicates(
             yaml_path = _key_path(draft, item.entry, key)
             line = draft.line_of(*_key_path(draft, first_entry[value], key))
             other = "in this range" if first_entry[value] == item.entry else f"on line {line}"
-            text = f"should be used once, and `{value}` is already {other}"
+            text = f"should be unique, but `{value}` is also {other}"
             if derived:
                 text = (
                     f"`{value}` is also the name of the node on line {line}: give each a `name` of"

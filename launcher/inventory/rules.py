@@ -11,10 +11,10 @@ from itertools import pairwise
 from math import prod
 
 from launcher.core import secret_patterns
-from launcher.core.domain import Argv
+from launcher.core.domain import Argv, TlsSettings
 from launcher.inventory.draft import InventoryDraft
 from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_name
-from launcher.inventory.mistakes import Mistake, YamlPath
+from launcher.inventory.mistakes import Mistake, YamlPath, did_you_mean
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _MIN_OBJECT_STORE = 75 * 2**20
@@ -243,6 +243,39 @@ def logging(draft: InventoryDraft) -> Iterator[Mistake]:
             yield Mistake(yaml_path=("logging", "options", name), text=text)
 
 
+def front(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Check the front's nodes, certificate files and ports."""
+    if (front := draft.file.front) is None:
+        return
+    if front.node and front.nodes:
+        yield Mistake(yaml_path=("front", "node"), text="should be left out with `nodes`")
+    names = [item.node.name for item in draft.nodes]
+    written: list[tuple[YamlPath, str | None]] = [(("front", "node"), front.node)]
+    written += [(("front", "nodes", index), name) for index, name in enumerate(front.nodes)]
+    for yaml_path, name in written:
+        if name is not None and name not in names:
+            text = f"should be the name of a node, not `{name}`{did_you_mean(name, names)}"
+            yield Mistake(yaml_path=yaml_path, text=text)
+    yield from _check_tls(draft, front.tls)
+    taken = {number: f"ports.{name}" for name, number in asdict(draft.file.ports).items()}
+    for key, port in (("port", front.port), ("metrics", front.metrics)):
+        if port in taken:
+            text = f"should differ from `{taken[port]}`; both are {port}"
+            yield Mistake(yaml_path=("front", key), text=text)
+        taken[port] = f"front.{key}"
+
+
+def _check_tls(draft: InventoryDraft, tls: TlsSettings) -> Iterator[Mistake]:
+    if (tls.cert is None) != (tls.key is None):
+        if draft.is_valid("front", "tls", "cert") and draft.is_valid("front", "tls", "key"):
+            yield Mistake(
+                yaml_path=("front", "tls"), text="should have both files: `cert` and `key`"
+            )
+    elif tls.cert and tls.kind == "off":
+        text = "cannot be off with `cert` and `key`"
+        yield Mistake(yaml_path=("front", "tls", "kind"), text=text)
+
+
 def arguments(draft: InventoryDraft) -> Iterator[Mistake]:
     """Reject an option and its value in one item: arguments are never split."""
     for index, argument in enumerate(draft.file.serve.args):
@@ -304,6 +337,7 @@ ALL = (
     ray,
     memory,
     logging,
+    front,
     network,
     environment,
     secrets,

@@ -116,7 +116,7 @@ def _describe_unknown(yaml_path: YamlPath, root: type[Any]) -> str:
             if owner in _owners(key, root)
         )
         return f"{text} here; it belongs at the top level{alternatives}"
-    return text + (did_you_mean(key, keys) or f"; known here: {', '.join(keys)}")
+    return text + (did_you_mean(key, keys) or f"; valid keys: {', '.join(keys)}")
 
 
 def _owners(key: str, root: type[Any]) -> Iterator[str]:

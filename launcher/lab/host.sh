@@ -1,9 +1,9 @@
 #!/bin/sh
-# Init process of a lab host, in its own namespaces: mounts a file system like that of a fresh server.
-# /usr and the like are the machine's, read-only; everything a server writes to (/etc, /var, /run,
-# /root, ...) is below $1/fs.
-# $1/programs, if it exists, overlays the machine's own programs, and $1/class its /sys/class;
-# $1/devices has lines `NAME MAJOR MINOR`, the nodes of the host's own /dev.
+# Init process of a lab host, in its own namespaces: mounts the file system of a fresh server.
+# /usr and similar directories are the machine's, read-only; writable ones (/etc, /var, /run, /root,
+# ...) are below $1/fs.
+# If they exist, $1/programs overlays /usr/local/bin and $1/class overlays /sys/class; $1/devices
+# lists the device files of the host's /dev, as lines `NAME MAJOR MINOR`.
 # usage: host.sh DIRECTORY HOSTNAME
 set -eu
 own=$1/fs
@@ -48,10 +48,10 @@ if [ -s "$1/devices" ]; then
     done <"$1/devices"
 else
     mount --rbind /dev "$new/dev"
-    mount -o remount,bind,ro "$new/dev" # devices can be opened all the same
+    mount -o remount,bind,ro "$new/dev" # devices can still be opened
 fi
 if [ -d "$1/programs" ]; then
-    cd "$1" # a colon or comma in its name would mean something among the options
+    cd "$1" # colons and commas in its path are special in mount options
     mount -t overlay -o lowerdir=programs:/usr/local/bin overlay "$new/usr/local/bin"
 fi
 for path in "$own"/*; do

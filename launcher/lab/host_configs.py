@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launcher.lab import devices, gpu_image, image
+from launcher.lab import devices, front_image, gpu_image, image
 from launcher.lab.gpu_models import PLAINLY
 from launcher.lab.layout import HF_HOME, Host, Lab
 
@@ -118,6 +118,7 @@ cluster: lab
 image: {gpu_image.NAME if simulated else image.NAME}
 accelerator: {lab.accelerator.ljust(20)} # {slots}
 ray: {{version: "{RAY}", object_store: 200MB}}
+front: {{image: {front_image.NAME}}} # one address for all servers
 ssh: {{user: root, identity: {identity}, known_hosts: {host_keys}}}
 hf_home: {HF_HOME}
 network: {{interface: eth0{rdma}}}

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import resources
@@ -104,24 +104,11 @@ def cache_key() -> str:
 def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     rootfs = building / "rootfs"
     say("building the lab image: Debian packages")
-    machine.run(
-        "mmdebstrap",
-        "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
-        SUITE,
-        str(rootfs),
-        timeout=900,
-        what="building the Debian root file system",
-    )
+    install_debian(rootfs, PACKAGES)
     say("building the lab image: installing vLLM")
     (rootfs / "wheels").mkdir()
     _run_in_rootfs(rootfs, _setup_script(), wheels, VLLM)
-    for path in DROP:
-        unneeded = rootfs / path
-        if unneeded.is_dir():
-            shutil.rmtree(unneeded)
-        else:
-            unneeded.unlink(missing_ok=True)
+    drop_unneeded(rootfs)
     say("building the lab image: testing `vllm --version`")
     version = _run_in_rootfs(
         rootfs,
@@ -136,12 +123,35 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     pack(rootfs, archive)
 
 
+def install_debian(rootfs: Path, packages: Sequence[str]) -> None:
+    """Install Debian's base system and `packages` in a new root file system."""
+    machine.run(
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(packages)}",
+        SUITE,
+        str(rootfs),
+        timeout=900,
+        what="building the Debian root file system",
+    )
+
+
+def drop_unneeded(rootfs: Path) -> None:
+    """Remove files that no container reads."""
+    for path in DROP:
+        unneeded = rootfs / path
+        if unneeded.is_dir():
+            shutil.rmtree(unneeded)
+        else:
+            unneeded.unlink(missing_ok=True)
+
+
 def _run_in_rootfs(rootfs: Path, script: str, wheels: Path, *arguments: str) -> str:
     """Run a script in the root file system, with private mounts so that a crash leaves none."""
     return machine.run(
         *("env", "-i", f"PATH={SEARCH}", "LANG=C.UTF-8", "HOME=/root", "VLLM_NO_USAGE_STATS=1"),
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"),
-        *("sh", "-euc", shell.program_text("practice_chroot"), "sh", str(rootfs), str(wheels)),
+        *("sh", "-euc", shell.program_text("lab_chroot"), "sh", str(rootfs), str(wheels)),
         *(script, *arguments),
         timeout=900,
         what="setting up the lab image",
@@ -153,10 +163,12 @@ def _setup_script() -> str:
 
     Its exact form is part of `cache_key`.
     """
-    return "\n" + shell.program_text("practice_image").replace("\\\n", "")
+    return "\n" + shell.program_text("lab_image").replace("\\\n", "")
 
 
-def pack(rootfs: Path, archive: Path) -> None:
+def pack(
+    rootfs: Path, archive: Path, name: str = NAME, settings: Mapping[str, object] = CONFIG
+) -> None:
     """Write a root file system as an archive for `docker load`, atomically."""
     layer = rootfs.parent / "layer.tar"
     machine.run(
@@ -186,7 +198,7 @@ def pack(rootfs: Path, archive: Path) -> None:
                 "%Y-%m-%dT%H:%M:%SZ"
             )
         ),
-        "config": CONFIG,
+        "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created_by": "vlaunch lab up"}],
     }
@@ -195,16 +207,16 @@ def pack(rootfs: Path, archive: Path) -> None:
     image.write_text(text)
     manifest = rootfs.parent / "manifest.json"
     manifest.write_text(
-        json.dumps([{"Config": image.name, "RepoTags": [NAME], "Layers": [f"{digest}/layer.tar"]}])
+        json.dumps([{"Config": image.name, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}])
     )
     partial = rootfs.parent / "image.tar"
     with tarfile.open(partial, "w") as tar:
-        for path, name in (
+        for path, member in (
             (manifest, manifest.name),
             (image, image.name),
             (layer, f"{digest}/layer.tar"),
         ):
-            tar.add(path, name)
+            tar.add(path, member)
     partial.rename(archive)
 
 

@@ -29,6 +29,7 @@ _CACHE = click.option(
     show_default=True,
     help="Cache for wheels and the image.",
 )
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -89,6 +90,7 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--no-image", is_flag=True, help="Start hosts only, without the vLLM image and the model."
 )
+@_JSON
 def up(
     name: str,
     directory: Path | None,
@@ -102,6 +104,7 @@ def up(
     cache: Path,
     install_missing: bool,
     no_image: bool,
+    as_json: bool,
 ) -> None:
     """Start the lab hosts, or repair what is missing or dead.
 
@@ -121,8 +124,9 @@ def up(
     )
     prerequisites.ensure_installed(install=install_missing, say=say)
     startup.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
-    click.echo(lab_spec.inventory)
-    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {lab_spec.inventory}`")
+    path = str(lab_spec.inventory)
+    click.echo(observed.to_json(lab_spec, observed.observe(lab_spec)) if as_json else path)
+    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {path}`")
     say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them completely")
     _print_gpu_notes(lab_spec)
 
@@ -136,7 +140,7 @@ def install() -> None:
 
 @lab.command(short_help="Show the state of every lab host")
 @_lab_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_JSON
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show the state of every lab host; exit with 1 if one is down."""
     prerequisites.require_linux_root()

@@ -29,7 +29,7 @@ def ensure_models(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
     cached = cache / f"model-{_digest(archive)}"
     with image.cache_lock(cache):
         if not cached.exists():
-            say("making the tiny models")
+            say("creating the tiny models")
             _build_models(lab.hosts[0], cached)
         for host in lab.hosts:
             for name in _SCRIPTS:

@@ -6,48 +6,32 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import RequestError
 from launcher.lab import machine
 from launcher.lab.machine import Say
 
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prerequisite:
-    """Program or file, and the Debian package that provides it."""
-
-    name: str
-    package: str
-
-
-PREREQUISITES = (
-    Prerequisite(name="dockerd", package="docker.io"),
-    Prerequisite(name="docker", package="docker.io"),
-    Prerequisite(name="sshd", package="openssh-server"),
-    Prerequisite(name="ssh-keygen", package="openssh-client"),
-    Prerequisite(name="ip", package="iproute2"),
-    Prerequisite(name="iptables", package="iptables"),
-    Prerequisite(name="mmdebstrap", package="mmdebstrap"),
-    Prerequisite(name=_KEYRING, package="debian-archive-keyring"),
-    Prerequisite(name="nsenter", package="util-linux"),
-    Prerequisite(name="unshare", package="util-linux"),
-    Prerequisite(name="pivot_root", package="util-linux"),
-    Prerequisite(name="setsid", package="util-linux"),
-    Prerequisite(name="sudo", package="sudo"),
+# packages of Debian by the program or file that a lab cluster needs
+PACKAGES = {
+    **dict.fromkeys(("dockerd", "docker"), "docker.io"),
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "mmdebstrap": "mmdebstrap",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+    **dict.fromkeys(("nsenter", "unshare", "pivot_root", "setsid"), "util-linux"),
+    "sudo": "sudo",
     # for simulated GPUs
-    Prerequisite(name="python3", package="python3"),
-    Prerequisite(name="flock", package="util-linux"),
-    Prerequisite(name="setpriv", package="util-linux"),
-)
+    "python3": "python3",
+    **dict.fromkeys(("flock", "setpriv"), "util-linux"),
+}
 
 
-def missing_parts(is_present: Callable[[str], bool]) -> list[Prerequisite]:
+def missing_parts(is_present: Callable[[str], bool]) -> list[str]:
     """Return the missing parts; `is_present` takes a program's name or an absolute path."""
-    return [part for part in PREREQUISITES if not is_present(part.name)]
+    return [name for name in PACKAGES if not is_present(name)]
 
 
 def on_this_machine(name: str) -> bool:
@@ -59,15 +43,13 @@ def on_this_machine(name: str) -> bool:
     )
 
 
-def required_packages(parts: list[Prerequisite], *, split_client: bool) -> list[str]:
+def required_packages(parts: list[str], *, split_client: bool) -> list[str]:
     """Return the packages that provide `parts`.
 
     Newer Debian releases package Docker's client separately (`split_client`).
     """
-    names = {
-        "docker-cli" if split_client and part.name == "docker" else part.package for part in parts
-    }
-    return sorted(names)
+    packages = {**PACKAGES, "docker": "docker-cli"} if split_client else PACKAGES
+    return sorted({packages[part] for part in parts})
 
 
 def ensure_installed(*, install: bool, say: Say) -> None:
@@ -82,7 +64,7 @@ def ensure_installed(*, install: bool, say: Say) -> None:
         raise missing_error(absent, package_names, apt=apt)
     say(f"installing {', '.join(package_names)}")
     machine.run("apt-get", "update", "--quiet", timeout=300, what="`apt-get update`")
-    if "docker" in {part.name for part in absent}:  # the package list may have been empty
+    if "docker" in absent:  # the package list may have been empty
         package_names = required_packages(absent, split_client=_has_package("docker-cli"))
     machine.run(
         *(
@@ -102,11 +84,9 @@ def ensure_installed(*, install: bool, say: Say) -> None:
         raise missing_error(still, required_packages(still, split_client=False), apt=True)
 
 
-def missing_error(
-    parts: list[Prerequisite], package_names: list[str], *, apt: bool
-) -> RequestError:
+def missing_error(parts: list[str], package_names: list[str], *, apt: bool) -> RequestError:
     """Return the error that lists all missing parts and one command to install them."""
-    names = ", ".join(f"`{part.name}`" for part in parts)
+    names = ", ".join(f"`{part}`" for part in parts)
     hint = (
         f"run `sudo apt-get install --no-install-recommends {' '.join(package_names)}`, or add"
         " `--install-missing`"

@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.core.errors import RequestError
 from launcher.lab import (
     devices,
+    front_image,
     gpu_image,
     gpus,
     host_configs,
@@ -55,6 +56,7 @@ def start_lab(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
             gpus.hold_memory(lab, host)
         if archive is not None:
             load_image(lab, archive, image.NAME, say)
+            load_image(lab, front_image.ensure(cache, say), front_image.NAME, say)
             if lab.accelerator != "cpu":
                 load_image(lab, gpu_image.ensure(cache, archive), gpu_image.NAME, say)
             models.ensure_models(lab, cache, archive, say)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher import upstream
 from launcher.core.domain import Level
 
 # NCCL registers buffers of every channel, some hundreds of MiB a rank; Docker's own default is 64
@@ -39,11 +40,11 @@ _MEMLOCK_FIX = (
     f"{_FABRIC}; if it is set already, run `sudo systemctl edit docker` and add `[Service]` with"
     " `LimitMEMLOCK=infinity`"
 )
-_NO_DEVICE = r"NET/\S+ ?: No device found"
+_NO_DEVICE = upstream.text("nccl.no-device")
 
 # Environment as NCCL logs it, so that one table reads both: `NCCL_IB_DISABLE set by environment to
 # 1.`
-_SET = r" set (?:by environment )?to "
+_SET = upstream.text("nccl.variable")
 
 TABLE = (
     Cause(
@@ -65,7 +66,7 @@ TABLE = (
         explains="tcp",
     ),
     Cause(
-        pattern=r"ailed to open (libibverbs\S*|libmlx5\S*)",
+        pattern=upstream.text("nccl.verbs-not-opened"),
         cause="the image has no {0}",
         fix=(
             "add it to the image (`apt-get install -y libibverbs1 ibverbs-providers`), set that"
@@ -76,13 +77,14 @@ TABLE = (
     # a missing libnccl-net.so, with no name in it, is no fault: no plugin is installed, and none is
     # asked for
     Cause(
-        pattern=r"(?:Could not find|No plugin found|Plugin load).*?(lib[nr]ccl-net-[\w-]+\.so)"
-        r"|(lib[nr]ccl-net[\w.-]*?): (?:undefined symbol|.*GLIBC)|(lib[nr]ccl-net-[\w-]+\.so)\S*:"
-        r" cannot open"
+        pattern=upstream.text("nccl.plugin-named")
+        + r"|(lib[nr]ccl-net[\w.-]*?): (?:undefined symbol|.*GLIBC)|(lib[nr]ccl-net-[\w-]+\.so)\S*:"
+        r" cannot open|"
         # `NET plugin IB` and `Socket` are NCCL's own since 2.26, and another line reports
         # a missing device.
-        r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin(?! (?:IB|Socket)\b)|Failed to find"
-        r" ncclNetPlugin symbol",
+        + upstream.text("nccl.plugin-failed")
+        + r"(?! (?:IB|Socket)\b)|"
+        + upstream.text("nccl.plugin-symbol"),
         cause="the network plugin {0} failed to load",
         fix=(
             "install the plugin in the image, or remove `NCCL_NET_PLUGIN` from `env:` in the"
@@ -91,7 +93,7 @@ TABLE = (
         explains="tcp",
     ),
     Cause(
-        pattern=r"Unable to open device (\S+)",
+        pattern=upstream.text("nccl.device-not-opened"),
         cause="the container is not allowed to open the RDMA device {0}",
         fix=_FABRIC,
     ),
@@ -101,9 +103,9 @@ TABLE = (
         fix=_FABRIC,
         explains="tcp",
     ),
-    Cause(pattern=r"(?:ibv_|reg_mr).*Cannot allocate memory", cause=_MEMLOCK, fix=_MEMLOCK_FIX),
+    Cause(pattern=upstream.text("nccl.memory-not-registered"), cause=_MEMLOCK, fix=_MEMLOCK_FIX),
     Cause(
-        pattern=r"ibv_modify_qp failed|GID (?:table|index)|incorrect GID|(?:local|remote) ?GID",
+        pattern=upstream.any_of("nccl.queue-pair-failed", "nccl.gid"),
         cause="the two nodes use different GIDs",
         fix=(
             "for RoCE v2 find the index with `show_gids` and set `env: {NCCL_IB_GID_INDEX: 3}` in"
@@ -111,7 +113,7 @@ TABLE = (
         ),
     ),
     Cause(
-        pattern=r"no (?:socket )?interface found|No usable listening interface",
+        pattern=upstream.any_of("nccl.no-interface", "nccl.no-listening-interface"),
         cause="the interface configured for NCCL does not exist on this node",
         fix=(
             "list interfaces with `ip -br link` on the node, then set its own `network:"
@@ -119,10 +121,7 @@ TABLE = (
         ),
     ),
     Cause(
-        pattern=(
-            r"returned (No route to host|Connection refused|Connection timed out|Network is"
-            r" unreachable)"
-        ),
+        pattern=upstream.text("nccl.connection-failed"),
         cause="a connection between the nodes failed: {0}",
         fix=(
             "allow TCP between the nodes on all ports and compare their `network: {interface: …}`: "
@@ -137,8 +136,8 @@ TABLE = (
     ),
     Cause(
         pattern=(
-            r"GPU Direct RDMA Disabled for .*?(HCA \d+(?: '[^']+')?)|(?<!NCCL_)DMA-?BUF(?! is"
-            r" available)|peermem"
+            rf"{upstream.text('nccl.gpudirect-disabled')} .*?{upstream.text('nccl.gpudirect-hca')}"
+            rf"|(?<!NCCL_)DMA-?BUF(?! is available)|{upstream.text('nccl.peermem')}"
         ),
         cause="GPUDirect RDMA is off {0}",
         fix=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -36,14 +36,14 @@ from launcher.tools.site import Site
     shows="people",
     flags=[options.PAIR_TIMEOUT, options.LOCK_WAIT, options.STRICT, options.JSON],
 )
-@click.argument("paths", metavar="[INVENTORY]", nargs=-1)
+@click.argument("more_logs", metavar="[LOG]...", nargs=-1)
 @click.option(
     "--require",
     type=click.Choice(["auto", *LEVELS]),
     help="Required transport (default: the inventory's).",
 )
 @click.option(
-    "--from-log",
+    "--log",
     "logs",
     metavar="FILE…",
     multiple=True,
@@ -61,13 +61,13 @@ from launcher.tools.site import Site
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(10),
-    help="Overall time limit, in seconds (default: depends on the number of nodes).",
+    type=options.Duration("10s"),
+    help="Overall time limit (default: depends on the number of nodes).",
 )
 @options.EXPECT
 def check_nccl(
     call: CommandContext,
-    paths: tuple[str, ...],
+    more_logs: tuple[str, ...],
     require: Required | None,
     logs: tuple[str, ...],
     html: Path | None,
@@ -85,20 +85,17 @@ def check_nccl(
     if logs:
         if html is not None:
             raise click.UsageError("--html needs measurements; a log has none")
-        return _judge_logs(call, (*logs, *paths), require)
+        return _judge_logs(call, (*logs, *more_logs), require)
     from launcher.app import certificates
     from launcher.core import expectations_file
 
-    if len(paths) > 1:
-        raise click.UsageError(
-            f"expected one inventory, got {len(paths)}; pass logs with --from-log"
-        )
-    call = replace(call, path=paths[0] if paths else None)
+    if more_logs:
+        raise click.UsageError("pass logs with --log, and the inventory with -i")
     inventory = call.inventory
     if len(inventory.nodes) == 1:
         raise RequestError(
             "a cluster of one node has no network between nodes",
-            hint="inside a node: `nvidia-smi topo -m`",
+            hint="to see the links inside a node, run `nvidia-smi topo -m`",
         )
     if html is not None:
         _require_writable(html)

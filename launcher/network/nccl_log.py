@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from launcher import upstream
 from launcher.core.untrusted import sanitize
 from launcher.network.probe.network_links import parse_path
 
@@ -24,39 +25,34 @@ MAX_HOSTS = 4096
 _MAX_TEXT = 300  # characters of a warning
 
 # `Ring` until 2.6; the brackets hold a bus id (hexadecimal), a device number, or are missing (2.4).
-_CHANNEL = re.compile(
-    r"(?:Channel|Ring) (\d{1,6}(?:/\d{1,6})?) ?: (\d{1,9})(?:\[[^\]]{0,32}\])? ->"
-    r" (\d{1,9})(?:\[[^\]]{0,32}\])?"
-    r"(?: \[(send|receive)\])? via (.+)"
-)
+_CHANNEL = re.compile(upstream.text("nccl.channel"))
 _USING = re.compile(
-    r"(?:Using network|Assigned NET plugin) ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$"
+    f"(?:{upstream.any_of('nccl.using-network', 'nccl.using-plugin')})"
+    r" ([^\r\n]{1,64}?)(?: to comm\b.*| comm 0x.*)?\s*$"
 )
-_DEVICES = re.compile(r"NET/([^:/]{1,40}?) ?: Using ?(\[\d.*)")
+_DEVICES = re.compile(upstream.text("nccl.using-devices"))
 _DEVICE = re.compile(r"\[(\d{1,6})\]([^\s;]{1,80})")
-_COMMUNICATOR = re.compile(r"\brank (\d{1,9}) nranks (\d{1,9}) .*\bcommId (0x[0-9a-fA-F]{1,32})")
-_NODES = re.compile(r"\bnRanks \d{1,9} nNodes (\d{1,9})\b")
+_COMMUNICATOR = re.compile(upstream.text("nccl.communicator"))
+_NODES = re.compile(upstream.text("nccl.communicator-nodes"))
 # aws-ofi-nccl: `Selected Provider is efa (found 4 nics)`, later `Selected provider is efa, fabric
 # is efa (found 4 nics)`.
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
-VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
+_PROVIDER = re.compile(upstream.text("nccl.libfabric-provider"))
+VERSION = re.compile(upstream.text("nccl.version"))
 # Sentences that explain something although NCCL does not call them a warning.
 _RELEVANT = re.compile(
-    r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no"
-    r" (?:socket )?interface found"
-    r"|GPU Direct RDMA Disabled for|ailed to open (?:libibverbs|libmlx5)|No plugin found|Could not"
-    r" find: ?\S*lib[nr]ccl-net"
-    r"|Plugin load .{0,80}returned|lib[nr]ccl-net\S*: undefined symbol|NET/Plugin ?: ?\S+: cannot"
-    r" open|Plugin name set by env"
-    r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin|Failed to find ncclNetPlugin symbol"
-    r"|returned (?:No route to host|Connection refused|Connection timed out|Network is unreachable)"
-    r"|NCCL_(?:IB_\w+|NET\w*|SOCKET_IFNAME|P2P_\w+|DMABUF_ENABLE|HOSTID) set (?:by environment )?to"
-    r"|Cannot allocate memory|ibv_\w+ failed|GID (?:table|index)|(?:local|remote) ?GID|incorrect"
-    r" GID|unhandled system error"
-    r"|DMA-?BUF (?!is available)|peermem"
+    upstream.any_of(
+        *("nccl.no-device", "nccl.device-not-opened", "nccl.no-listening-interface"),
+        *("nccl.no-interface", "nccl.gpudirect-disabled", "nccl.verbs-not-opened"),
+        *("nccl.plugin-none", "nccl.plugin-not-found", "nccl.plugin-load-returned"),
+        *("nccl.plugin-set", "nccl.plugin-failed", "nccl.plugin-symbol"),
+        *("nccl.connection-failed", "nccl.variable-network", "nccl.verbs-failed"),
+        *("nccl.gid", "nccl.system-error", "nccl.dmabuf", "nccl.peermem"),
+    )
+    # Of the dynamic linker, and of the C library.
+    + r"|lib[nr]ccl-net\S*: undefined symbol|NET/Plugin ?: ?\S+: cannot open|Cannot allocate memory"
 )
 _PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_REPEATED = re.compile(upstream.text("ray.lines-repeated"))
 MAX_LINE = 64 << 10  # bytes of a line
 _ESCAPES = (
     (b"\\n", b"\n"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import permutations
 from statistics import median
 
+from launcher import upstream
 from launcher.core.check import Finding, Status
 from launcher.core.domain import LEVEL_LABELS, LEVELS, Level
 from launcher.core.expectations import NO_SHARED_SWITCH
@@ -20,7 +21,11 @@ from launcher.network.probe_command import Collective, Report, Transfer
 # noise, a half may be.
 _BROKEN, _SLOW = 1 / 4, 1 / 2
 # The process that wrote of a link between nodes: `host:pid:tid [dev] NCCL INFO Channel …`.
-_WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.MULTILINE)
+_WRITER = re.compile(
+    rf"^\S+?:(\d+):\d+ .*{upstream.text('nccl.channel-line')}"
+    rf"(?:NET/|{upstream.text('nccl.path-mnnvl')})",
+    re.MULTILINE,
+)
 
 
 def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool = True) -> Verdict:

@@ -64,37 +64,37 @@ def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[
         (
             flags.cache_dtype == "auto" and question.model.kv_heads > 0,
             "--kv-cache-dtype fp8",
-            "twice the tokens, for a little accuracy",
+            "twice the KV cache, at slightly lower accuracy",
             replace(flags, cache_dtype="fp8"),
         ),
         (
             estimate.sequences > sequences and (sizes_cache or sequences != _SEQUENCES),
             f"--max-num-seqs {sequences}",
-            "memory of the sampler and of graphs",
+            "frees memory of the sampler and of CUDA graphs",
             replace(flags, sequences=sequences),
         ),
         (
             estimate.batched_tokens > _BATCHED and sizes_cache,
             f"--max-num-batched-tokens {_BATCHED}",
-            "memory of a forward pass, for slower prompts",
+            "frees memory of a forward pass; prompts are slower",
             replace(flags, batched_tokens=_BATCHED),
         ),
         (
             sizes_cache and utilization < _UTILIZATION,
             f"--gpu-memory-utilization {_UTILIZATION}",
-            "the rest of the memory, if no other process needs it",
+            "uses the rest of the memory, if no other process needs it",
             replace(flags, utilization=_UTILIZATION),
         ),
         (
             estimate.length > 1,
             f"--max-model-len {estimate.length // 2}",
-            "requests at once, of half the length",
+            "more requests at once, each of half the length",
             replace(flags, length=estimate.length // 2),
         ),
         (
             sizes_cache and not flags.eager and not question.cluster.smallest.cpu,
             "--enforce-eager",
-            "memory of CUDA graphs, for slower answers",
+            "frees memory of CUDA graphs; answers are slower",
             replace(flags, eager=True),
         ),
     )
@@ -127,7 +127,7 @@ def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iter
         layers = ",".join(str(stage.layers) for stage in best.estimate.stages)
         yield Alternative(
             f'env: {{VLLM_PP_LAYER_PARTITION: "{layers}"}}',
-            "each stage has the layers for its memory",
+            "each stage gets the layers that fit its memory",
             best,
         )
 
@@ -194,12 +194,12 @@ def _size_flags(layout: Layout) -> list[str]:
 
 def _describe_benefit(layout: Layout, current: Layout) -> str:
     if layout.coupled and layout.tp == 1:
-        return "throughput of many requests: KV is stored once"
+        return "more throughput with many requests: KV is stored once"
     if layout.gpus_per_replica < current.gpus_per_replica:
-        return "throughput: more replicas, less traffic between GPUs"
+        return "more throughput: more replicas, less traffic between GPUs"
     if layout.tp > current.tp:
-        return "latency of a single request, and more KV for each replica"
-    return "room for weights and KV: more GPUs for each replica"
+        return "lower latency of one request, and more KV for each replica"
+    return "more room for weights and KV: more GPUs for each replica"
 
 
 def extra_node_tokens(

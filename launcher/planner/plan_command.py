@@ -45,7 +45,9 @@ _EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 )
 @click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: chosen).")
 @click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: chosen).")
-@click.option("--dp", type=click.IntRange(1), help="Data parallel size (default: chosen).")
+@click.option(
+    *options.DP_FLAGS, type=click.IntRange(1), help="Data parallel size (default: chosen)."
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),

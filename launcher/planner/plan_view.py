@@ -107,7 +107,9 @@ def _describe_cluster(question: PlanQuestion) -> str:
 def _describe_memory(stage: StageMemory) -> str:
     used = f"weights {_format_size(stage.weights.likely)} + working {_format_gib(stage.working)}"
     if stage.kv.high <= 0:
-        return f"{used} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.budget:.1f}"
+        return (
+            f"{used} exceed the budget of {stage.budget:.1f} by at least {-stage.kv.high:.1f} GiB"
+        )
     return f"budget {stage.budget:.1f} = {used} + KV {_format_gib(stage.kv)} GiB"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from launcher.core import redaction, secret_patterns
 from launcher.core.domain import Backend, Inventory
 from launcher.core.errors import RequestError
-from launcher.recipes.merge import version_numbers
+from launcher.recipes.library import version_numbers
 from launcher.recipes.vllm_command import CommandOption, VllmCommand, parse_options
 from launcher.tools import vllm
 
@@ -76,7 +76,7 @@ def adapt_command(
     for name, value in command.env.items():
         if _accept_variable(result, name, value, inventory):
             result.env[name] = value
-    result.problems += _value_problems(accepted, result.env)
+    result.problems += value_problems(accepted, result.env)
     result.problems += _late_variables(result.env) if backend == "ray" else ()
     if result.problems:
         raise RequestError(
@@ -133,7 +133,7 @@ def _hide_secret(
         )
 
 
-def _value_problems(options: Sequence[CommandOption], env: Mapping[str, str]) -> Iterator[Problem]:
+def value_problems(options: Sequence[CommandOption], env: Mapping[str, str]) -> Iterator[Problem]:
     """Yield arguments that look like a secret or that contain shell syntax."""
     arguments = [(f"`{option.argv[0]}`", value) for option in options for value in option.argv]
     for where, argument in [*arguments, *env.items()]:

@@ -1,7 +1,8 @@
-"""Packaged recipes with their hardware profiles, and recipes in files of the same format.
+"""Recipes with their hardware profiles, packaged or imported, and recipes in files of the same
+format.
 
-`data/recipes.json` holds the keys of `schema.py` from one commit of vllm-project/recipes
-(`data/NOTICE`); `make recipes` writes it.
+`data/recipes.json` holds the keys of `schema.py` from a release of vLLM (`data/NOTICE`); `make
+recipes` writes it. `vlaunch recipes update` writes a file like it for the user.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import platformdirs
+
 from launcher.core.errors import RequestError
 from launcher.inventory import document
 from launcher.inventory.mistakes import did_you_mean
 from launcher.inventory.partial_validation import validate_parts
-from launcher.recipes.schema import Recipe
+from launcher.recipes.schema import Recipe, unknown_keys
 from launcher.tools.host import Gpu
 
 _DATA = Path(__file__).parent / "data" / "recipes.json"
@@ -74,19 +77,26 @@ def match_hardware(
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """Packaged recipes by name (ORG/MODEL), and their hardware profiles."""
+    """Recipes by name (ORG/MODEL), and their hardware profiles; `vllm` is the version of vLLM that
+    they are from, empty if unknown.
+    """
 
     source: str
+    vllm: str = ""
     hardware: Mapping[str, Any]
     recipes: Mapping[str, Any]
 
     def hardware_by_name(self, accelerator: str) -> dict[str, Hardware]:
         """Return the hardware profiles of an accelerator by name, such as h100."""
-        profiles = {name: Hardware(name=name, **data) for name, data in self.hardware.items()}
+        profiles = {item.name: item for item in self.all_hardware()}
         return {key: value for key, value in profiles.items() if value.accelerator == accelerator}
 
+    def all_hardware(self) -> list[Hardware]:
+        """Return all hardware profiles."""
+        return [Hardware(name=name, **data) for name, data in self.hardware.items()]
+
     def load_recipe(self, name: str) -> Recipe:
-        """Return a packaged recipe, or the one in a file; raises RequestError."""
+        """Return a recipe by name, or the one in a file; raises RequestError."""
         if name.endswith((".yaml", ".yml")):
             return read_recipe(Path(name))
         if name not in self.recipes:
@@ -98,8 +108,37 @@ class Library:
 
 
 def load_library() -> Library:
+    """Read the imported recipes, or the packaged ones if those are of a newer vLLM."""
+    packaged, path = load_packaged(), user_file()
+    if not path.is_file():
+        return packaged
+    try:
+        imported = Library(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RequestError(
+            f"cannot read the imported recipes in {path}",
+            evidence=str(error),
+            hint="import them again: `vlaunch recipes update`; to use the packaged ones:"
+            f" `rm {path}`",
+        ) from None
+    newer = version_numbers(packaged.vllm) > version_numbers(imported.vllm)
+    return packaged if imported.vllm and newer else imported
+
+
+def load_packaged() -> Library:
     """Read the packaged recipes."""
     return Library(**json.loads(_DATA.read_text(encoding="utf-8")))
+
+
+def user_file() -> Path:
+    """Return the path of the imported recipes."""
+    return platformdirs.user_data_path("vlaunch") / "recipes.json"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, for comparisons; none of `nightly`."""
+    start = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(map(int, start[1].split("."))) if start else ()
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -108,22 +147,41 @@ def read_recipe(path: Path) -> Recipe:
         content = document.read_file(path, max_bytes=1 << 20, kind="recipe")
     except document.UnusableFile as error:
         raise RequestError(
-            f"the recipe {path} {error}", hint="list the packaged recipes: `vlaunch recipes list`"
+            f"the recipe {path} cannot be used",
+            evidence=error.describe(path),
+            hint="list the packaged recipes: `vlaunch recipes list`",
         ) from None
-    parsed = document.parse_document(
-        content, first_key="model", example="docs/reference/recipes.md"
-    )
+    parsed = parse_recipe(content)
+    if parsed.recipe is None:
+        raise RequestError(
+            f"the recipe {path} is invalid",
+            evidence=[f"{path}:{mistake}" for mistake in parsed.mistakes],
+            hint="see a valid one: `vlaunch recipes show openai/gpt-oss-120b`",
+        )
+    return parsed.recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRecipe:
+    """A recipe, or None with mistakes, each with its line; and its keys that vlaunch does not
+    know.
+    """
+
+    recipe: Recipe | None
+    mistakes: tuple[str, ...]
+    unknown_keys: tuple[str, ...]
+
+
+def parse_recipe(text: str) -> ParsedRecipe:
+    """Parse the text of a recipe in vLLM's format."""
+    parsed = document.parse_document(text, first_key="model")
+    unknown = tuple(dict.fromkeys(unknown_keys(parsed.data, Recipe)))
     mistakes, recipe = list(parsed.mistakes), None
     if parsed.data is not None:
         recipe, invalid = validate_parts(parsed.data, Recipe, lambda _: None)
         mistakes += invalid
-    if mistakes or recipe is None:
-        raise RequestError(
-            f"the recipe {path} is invalid",
-            evidence=[f"{path}:{line}: {text}" for line, text in parsed.sorted_messages(mistakes)],
-            hint="see a valid one: `vlaunch recipes show openai/gpt-oss-120b`",
-        )
-    return recipe
+    lines = tuple(f"{line}: {text}" for line, text in parsed.sorted_messages(mistakes))
+    return ParsedRecipe(None if mistakes else recipe, lines, unknown)
 
 
 def _driver_terms(name: str) -> set[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
-from launcher.recipes.library import Hardware
-from launcher.recipes.schema import ArgumentLayer, Feature, Mode, Recipe, Variant
+from launcher.recipes.library import Hardware, version_numbers
+from launcher.recipes.schema import ArgumentLayer, Feature, FeatureArgs, Mode, Recipe, Variant
 from launcher.recipes.vllm_command import VllmCommand, drop_overridden, parse_options
 
 # Formats that need Blackwell's tensor cores.
@@ -41,7 +40,7 @@ def merge_recipe(
         exact,
         _generation_layer(hardware, recipe.hardware_overrides),
         _generation_layer(hardware, checkpoint.hardware_overrides),
-        *(ArgumentLayer(extra_args=args) for args in turned_on.values()),
+        *(ArgumentLayer(extra_args=part.args, extra_env=part.env) for part in turned_on.values()),
     ]
     env: dict[str, str] = {}
     argv: list[str] = []
@@ -69,12 +68,6 @@ def merge_recipe(
     )
 
 
-def version_numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, for comparisons; none of `nightly`."""
-    start = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, start[1].split("."))) if start else ()
-
-
 def _choose_variant(
     name: str, recipe: Recipe, hardware: Hardware, gpus: int, chosen: str | None
 ) -> tuple[str, str]:
@@ -94,10 +87,10 @@ def _choose_variant(
     order = sorted(variants, key=lambda key: (key != "default", -variants[key].vram_minimum_gb))
     rejected: list[str] = []
     for key in [chosen] if chosen else order:
-        if problem := _unfit_reason(variants[key], hardware, memory):
+        needed = _memory_needed(variants[key], hardware)
+        if problem := _unfit_reason(variants[key], hardware, needed, memory):
             rejected.append(f"variant {key} {problem}")
         else:
-            needed = variants[key].vram_minimum_gb
             return key, "; ".join([f"needs {needed:g} GB" if needed else "fits", *rejected])
     if chosen:
         return chosen, f"chosen, but {rejected[0]}"
@@ -108,7 +101,15 @@ def _choose_variant(
     )
 
 
-def _unfit_reason(variant: Variant, hardware: Hardware, memory: float) -> str:
+def _memory_needed(variant: Variant, hardware: Hardware) -> float:
+    """Return the memory that a variant needs, in GB; hardware with memory beside its GPUs' may need
+    less of that.
+    """
+    exact = variant.hardware_overrides.get(hardware.name)
+    return (exact.vram_minimum_gb if exact else 0.0) or variant.vram_minimum_gb
+
+
+def _unfit_reason(variant: Variant, hardware: Hardware, needed: float, memory: float) -> str:
     """Return why a variant does not run on hardware with `memory` GB (0: unknown)."""
     if variant.supported_hardware and hardware.name not in variant.supported_hardware:
         return f"is for {', '.join(variant.supported_hardware)}"
@@ -116,14 +117,14 @@ def _unfit_reason(variant: Variant, hardware: Hardware, memory: float) -> str:
     properties = {"brand": hardware.accelerator, "generation": hardware.generation}
     if any(properties.get(key) != value.lower() for key, value in needs.items()):
         return f"({variant.precision}) needs {' '.join(needs.values())}"
-    if memory and variant.vram_minimum_gb > memory:
-        return f"needs {variant.vram_minimum_gb:g} GB, the GPUs have {memory:.0f} GB"
+    if memory and needed > memory:
+        return f"needs {needed:g} GB, the GPUs have {memory:.0f} GB"
     return ""
 
 
 def _enable_features(
     name: str, recipe: Recipe, hardware: Hardware, variant: str, chosen: Mapping[str, str]
-) -> tuple[dict[str, list[str]], list[str]]:
+) -> tuple[dict[str, FeatureArgs], list[str]]:
     """Return the arguments of each enabled feature, and notes on unusable ones."""
     for key in chosen:
         if key not in recipe.features:
@@ -133,7 +134,7 @@ def _enable_features(
             )
     modes = recipe.variants.get(variant, Variant()).default_modes
     optional = {*recipe.opt_in_features, *recipe.hardware_opt_in_features.get(hardware.name, ())}
-    turned_on: dict[str, list[str]] = {}
+    turned_on: dict[str, FeatureArgs] = {}
     notes = []
     for key, feature in recipe.features.items():
         mode = chosen.get(key, "off" if key in optional and key not in modes else "")
@@ -142,7 +143,7 @@ def _enable_features(
         preferred = [mode] if mode else [modes.get(key, ""), feature.default_mode, *feature.modes]
         selected, problem = _choose_mode(feature, hardware, variant, preferred)
         if selected is not None:
-            turned_on[key] = (hardware.pick_value(selected.hardware_overrides) or selected).args
+            turned_on[key] = hardware.pick_value(selected.hardware_overrides) or selected
         elif key in chosen:
             raise RequestError(
                 f"the feature {key} cannot be used: {problem}",
@@ -184,6 +185,11 @@ def _hardware_notes(recipe: Recipe, variant: Variant, hardware: Hardware) -> Ite
         yield f"not verified on {hardware.name}; verified on: {', '.join(verified) or 'none'}"
     if tp := hardware.pick_value(variant.tp):
         yield f"the recipe serves this variant with TP {tp} (`--tp {tp}`)"
+    if recipe.model.default_frontend == "rust":
+        yield (
+            "the recipe prefers vLLM's Rust front end; vlaunch starts the Python one unless `env:`"
+            ' of the inventory has VLLM_USE_RUST_FRONTEND: "1"'
+        )
     for dependency in recipe.dependencies:
-        if not dependency.optional:
+        if not dependency.optional and dependency.brand.lower() in ("", hardware.accelerator):
             yield f"the image must contain the packages of: {' '.join(dependency.command.split())}"

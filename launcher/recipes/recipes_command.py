@@ -1,6 +1,9 @@
-"""`vlaunch recipes`: the packaged recipes of the vLLM project."""
+"""`vlaunch recipes`: the vLLM project's recipes, packaged or imported."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
 
 import click
 
@@ -11,7 +14,7 @@ from launcher.recipes.serve_options import complete_recipes
 
 @click.group()
 def recipes() -> None:
-    """List and show the vLLM project's recipes; `vlaunch serve --recipe` serves one."""
+    """List, show and import the vLLM project's recipes; `vlaunch serve --recipe` serves one."""
 
 
 @recipes.command("list", params=[options.JSON], short_help="List recipes")
@@ -62,4 +65,40 @@ def show(name: str) -> int:
     source = packaged.source if name in packaged.recipes else name
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=1000)
     click.echo(f"# {source}\n{text}", nl=False)
+    return 0
+
+
+@recipes.command(params=[options.JSON], short_help="Import the recipes of a vLLM release")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Checkout of vLLM, or its source distribution (default: the newest on the package index).",
+)
+def update(as_json: bool, source: Path | None) -> int:
+    """Import recipes from vLLM's own repository, in place of the packaged ones.
+
+    Recipes with invalid fields, and those that cannot run under vlaunch, are rejected by name.
+    """
+    from launcher.recipes import library, update
+    from launcher.recipes.source import newest_release, read_source
+
+    with newest_release() if source is None else nullcontext(source) as path:
+        content = read_source(path)
+    packaged = library.load_packaged()
+    result = update.judge_recipes(content, packaged.all_hardware())
+    file = update.save_recipes(result, packaged.hardware)
+    if as_json:
+        fields = {"source": content.origin, "imported": list(result.recipes)}
+        counts = {"rejected": result.rejected, "unknown_keys": result.unknown_keys}
+        click.echo(dump_json({**fields, **counts, "file": str(file)}))
+        return 0
+    for name, reasons in result.rejected.items():
+        say(f"rejected {name}: {'; '.join(reasons)}")
+    for item in result.unknown_keys.items():
+        say(f"ignored: {update.describe_unknown_key(*item)}")
+    say(
+        f"imported {len(result.recipes)} of {len(content.texts)} recipes from {content.origin},"
+        f" rejected {len(result.rejected)}: {file}"
+    )
     return 0

@@ -1,8 +1,12 @@
-"""The keys of vLLM's recipes that vlaunch reads (https://github.com/vllm-project/recipes)."""
+"""The keys of vLLM's recipes that vlaunch reads, and those that it ignores
+(https://github.com/vllm-project/recipes, SCHEMA.md).
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -11,9 +15,30 @@ from launcher.inventory.schema import Section
 
 
 class RecipeSection(Section):
-    """A mapping in a recipe; keys that vlaunch does not read are ignored."""
+    """A mapping in a recipe; keys that vlaunch does not read are ignored.
+
+    `ignored` has those of them that were examined: descriptions, and settings of the site.
+    """
 
     model_config = ConfigDict(extra="ignore")
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+
+def unknown_keys(value: object, annotation: Any, path: str = "") -> Iterator[str]:
+    """Yield the keys, such as `model.smg_grpc`, that vlaunch neither reads nor ignores on purpose;
+    names that authors choose are replaced by `*`.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, RecipeSection):
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            if field := annotation.model_fields.get(key):
+                yield from unknown_keys(inner, field.annotation, f"{path}{key}.")
+            elif key not in annotation.ignored:
+                yield f"{path}{key}"
+        return
+    items = list(value.values()) if isinstance(value, dict) else value
+    for inner_annotation in get_args(annotation)[-1:]:
+        for inner in items if isinstance(items, list) else ():
+            yield from unknown_keys(inner, inner_annotation, f"{path}*.")
 
 
 def _parse_images(value: object) -> object:
@@ -22,6 +47,8 @@ def _parse_images(value: object) -> object:
         return {"nvidia": value}
     if not isinstance(value, dict):
         return value
+    if value and all(re.fullmatch(r"cu\d+", key) for key in value):
+        value = {"nvidia": value}
     return {
         brand: next(iter(image.values()), "") if isinstance(image, dict) else image
         for brand, image in value.items()
@@ -40,17 +67,23 @@ Sizes = Annotated[
 
 
 class ArgumentLayer(RecipeSection):
-    """Arguments, variables and an image that a part of a recipe adds."""
+    """Arguments, variables, an image and the memory that a part of a recipe adds."""
+
+    ignored = frozenset({"install", "install_note", "docker_serve_command"})
 
     extra_args: list[Argument] = Field(default_factory=list)
     extra_env: dict[EnvName, EnvValue] = Field(default_factory=dict)
     docker_image: Images = Field(default_factory=dict)
+    vram_minimum_gb: Annotated[float, Bounds(ge=0)] = 0.0
 
 
 class FeatureArgs(RecipeSection):
-    """Arguments of a feature."""
+    """Arguments and variables of a feature."""
+
+    ignored = frozenset({"label", "description"})
 
     args: list[Argument] = Field(default_factory=list)
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
 
 
 class Mode(FeatureArgs):
@@ -64,6 +97,8 @@ class Mode(FeatureArgs):
 class Feature(Mode):
     """An optional set of arguments, such as a tool-call parser."""
 
+    ignored = frozenset({*Mode.ignored, "strategies"})
+
     modes: dict[str, Mode] = Field(default_factory=dict)
     default_mode: str = ""
 
@@ -71,9 +106,10 @@ class Feature(Mode):
 class Variant(ArgumentLayer):
     """One checkpoint of a model."""
 
+    ignored = frozenset({"label", "description", "nightly_required"})
+
     model_id: Model | None = None
     precision: str = ""
-    vram_minimum_gb: Annotated[float, Bounds(ge=0)] = 0.0
     tp: Sizes = Field(default_factory=dict)
     hardware_overrides: dict[str, ArgumentLayer] = Field(default_factory=dict)
     supported_hardware: Names = Field(default_factory=list)
@@ -83,24 +119,46 @@ class Variant(ArgumentLayer):
 
 
 class ModelPart(RecipeSection):
-    """The model, with the arguments and variables of every variant."""
+    """The model, with the arguments and variables of every variant.
+
+    `default_frontend` is `rust` if the site's commands use vLLM's Rust front end.
+    """
+
+    ignored = frozenset(
+        {
+            *("architecture", "parameter_count", "active_parameters", "context_length"),
+            *("install", "nightly_required"),  # as is `min_vllm_version: nightly`
+            *("rust_frontend", "smg_grpc", "supports_dcp", "flashinfer_autotune"),
+        }
+    )
 
     model_id: Model
     base_args: list[Argument] = Field(default_factory=list)
     base_env: dict[EnvName, EnvValue] = Field(default_factory=dict)
     docker_image: Images = Field(default_factory=dict)
     min_vllm_version: str = ""
+    default_frontend: str = ""
 
 
 class Dependency(RecipeSection):
-    """A command that installs something beside vLLM."""
+    """A command that installs something beside vLLM, on GPUs of one brand or on all."""
+
+    ignored = frozenset({"note"})
 
     command: str
     optional: bool = False
+    brand: str = ""
 
 
 class Meta(RecipeSection):
     """The title and the hardware of a recipe: `verified` or `unsupported`."""
+
+    ignored = frozenset(
+        {
+            *("slug", "description", "date_added", "date_updated", "related_recipes"),
+            *("performance_headline", "default_hardware", "default_variant", "platforms"),
+        }
+    )
 
     title: str = ""
     provider: str = ""
@@ -109,7 +167,19 @@ class Meta(RecipeSection):
 
 
 class Recipe(RecipeSection):
-    """A recipe, without its guide, its strategies and the site's own keys."""
+    """A recipe, without its guide and the site's own keys.
+
+    Of its strategies only the names are read, for the decision if it can run; the planner chooses
+    the parallelism.
+    """
+
+    ignored = frozenset(
+        {
+            *("guide", "presets", "hardware_notes", "kv_offload_support"),
+            *("default_strategy", "strategy_overrides", "strategy_hardware", "strategy_min_gpus"),
+            "kv_cache_strategy_hardware",
+        }
+    )
 
     meta: Meta = Field(default_factory=Meta)
     model: ModelPart
@@ -117,5 +187,6 @@ class Recipe(RecipeSection):
     features: dict[str, Feature] = Field(default_factory=dict)
     opt_in_features: Names = Field(default_factory=list)
     hardware_opt_in_features: dict[str, Names] = Field(default_factory=dict)
+    compatible_strategies: Names = Field(default_factory=list, exclude=True)
     variants: dict[str, Variant] = Field(default_factory=dict)
     hardware_overrides: dict[str, ArgumentLayer] = Field(default_factory=dict)

@@ -36,11 +36,14 @@ class CommandOption:
 
     @property
     def name(self) -> str:
-        """The normalized name: `--max_model_len=8` sets --max-model-len, and `--no-enable-x` sets
-        --enable-x.
+        """The normalized name: `--max_model_len=8` sets --max-model-len, and `--no-enable-x` and
+        `--disable-x` set --enable-x.
         """
         name = self.argv[0].partition("=")[0]
-        return re.sub("^--no-", "--", name.replace("_", "-")) if name.startswith("--") else name
+        if not name.startswith("--"):
+            return name
+        positive = re.sub("^--no-", "--", name.replace("_", "-"))
+        return positive.replace("--disable-", "--enable-", 1)  # a pair since vLLM 0.33
 
     @property
     def values(self) -> list[str]:

@@ -24,7 +24,6 @@ from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
 from launcher.serving import endpoints
-from launcher.serving.endpoints import endpoint_url
 from launcher.tools import agent_queries, docker, servers
 
 _MAX_ANSWER_CHARS = 2**26  # ten times the longest context of a model
@@ -41,10 +40,10 @@ _PROMPT = "Say hello."
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1),
-    default=300.0,
+    type=options.Duration("1s"),
+    default="5m",
     show_default=True,
-    help="Time limit for one answer, in seconds.",
+    help="Time limit for one answer.",
 )
 @options.SERVER
 @click.argument("prompt", required=False)
@@ -66,7 +65,8 @@ def chat(
         spec, node = selection.select_server(session, head_state, server)
         task = task_named(servers.choose_server(head_state.running, server).task)
         limits = {"max_tokens": max_tokens, "timeout": timeout}
-        request = {"api_host": spec.api_host, "api": spec.port, **limits}
+        # Not through the front: no key is kept to send, and SSH access to the node authenticates.
+        request = {"api_host": spec.api_host(node.name), "api": spec.port, **limits}
         container = session.site.container_name(node)
         if task is not None and not task.generates:
             prompt = prompt or _PROMPT  # the answer names the model, and how to query it
@@ -168,10 +168,8 @@ def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]
             f"{spec.model} supports neither chat nor any other request that vlaunch sends",
             hint="run `vlaunch tunnel` to reach its API; see the model's documentation",
         )
-    endpoint = endpoint_url(inventory, spec.host, spec.port, spec.api_node)
-    needs_key = "VLLM_API_KEY" in inventory.secrets
-    hints = [f"send a request: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
-    if ipaddress.ip_address(spec.host).is_loopback:
+    hints = [f"send a request: `{endpoints.client_curl_line(inventory, spec, task, model)}`"]
+    if spec.host and not inventory.front and ipaddress.ip_address(spec.host).is_loopback:
         hints.append("run `vlaunch tunnel` first: the API listens on its own node only")
     text = f"{spec.model} does not support chat: it returns {task.noun_phrase}"
     return RequestError(text, hint="\n".join(hints))

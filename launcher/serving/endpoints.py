@@ -14,7 +14,7 @@ from launcher.agent.observed import EndpointHealth
 from launcher.agent.task import HEALTH, TRANSCRIPTION, ModelTask
 from launcher.core.domain import Inventory
 from launcher.tools import vllm
-from launcher.tools.servers import READY, Server, valid_verdict
+from launcher.tools.servers import DEFAULT, READY, Server, valid_verdict
 
 _PROMPT = "Say hello."
 
@@ -41,6 +41,14 @@ def endpoint_url(inventory: Inventory, bind: str, port: int, node: str = "") -> 
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
+def default_url(inventory: Inventory) -> str:
+    """Return the URL for clients of a server with the inventory's settings."""
+    if inventory.front is not None:
+        return inventory.server_url(DEFAULT)
+    bind = inventory.api_bind([inventory.head])
+    return endpoint_url(inventory, bind, inventory.ports.api)
+
+
 def list_endpoints(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
     """Return the endpoints of a server, except on nodes that have left the inventory."""
     node_names = {node.name for node in inventory.nodes}
@@ -49,6 +57,13 @@ def list_endpoints(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
         for api in spec.apis
         if api.node in node_names
     )
+
+
+def client_urls(inventory: Inventory, spec: Desired) -> tuple[str, ...]:
+    """Return the URLs of a server for clients: the front's, else those of its endpoints."""
+    if inventory.front is not None:
+        return (inventory.server_url(spec.name),)
+    return tuple(endpoint.url for endpoint in list_endpoints(inventory, spec))
 
 
 def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
@@ -73,6 +88,7 @@ def endpoints_with_health(
     return tuple(
         replace(
             endpoint,
+            url=inventory.server_url(server.name) if inventory.front else endpoint.url,
             state=valid_verdict(health.verdict),
             detail=health.reason,
             seconds=health.seconds or 0.0,
@@ -82,18 +98,26 @@ def endpoints_with_health(
     )
 
 
-def curl_line(endpoint: str, task: ModelTask, model: str, *, key: bool) -> str:
+def curl_line(endpoint: str, task: ModelTask, model: str, *, key: str = "") -> str:
     """Return a curl command line that uses the served model.
 
     Args:
         endpoint: the URL of its API, with `/v1`.
         task: the kind of request that the model answers.
         model: its name.
-        key: an API key is required: the line names a shell variable, as it may be pasted anywhere.
+        key: the shell variable with the key; empty without one. The line may be pasted anywhere, so
+            it names the variable only.
     """
     argv = ["curl", f"{endpoint.removesuffix('/v1')}{task.path}"]
-    header = ' -H "Authorization: Bearer $VLLM_API_KEY"' if key else ""
+    header = f' -H "Authorization: Bearer ${key}"' if key else ""
     return f"{shlex.join(argv)}{header}{_curl_body(task, model)}"
+
+
+def client_curl_line(inventory: Inventory, spec: Desired, task: ModelTask, model: str) -> str:
+    """Return a client's curl command line, with a user's key where there is a front."""
+    url, *_ = client_urls(inventory, spec)
+    own_key = "VLLM_API_KEY" if "VLLM_API_KEY" in inventory.secrets else ""
+    return curl_line(url, task, model, key="OPENAI_API_KEY" if inventory.front else own_key)
 
 
 def _curl_body(task: ModelTask, model: str) -> str:

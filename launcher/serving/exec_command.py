@@ -10,6 +10,7 @@ from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.selection import select_nodes
 from launcher.app.session import Session
+from launcher.app.terminal import dump_json
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Argv, Node, fold
 from launcher.core.errors import NodeError
@@ -20,13 +21,18 @@ from launcher.tools import docker
 @command(
     "exec",
     shows="none",
+    flags=[options.JSON],
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @options.NODES
 @click.option("--head", "only_head", is_flag=True, help="Run only on the head.")
 @click.option("--host", is_flag=True, help="Run on the node itself instead of in its container.")
 @click.option(
-    "--timeout", default=60.0, show_default=True, help="Time limit for the command, in seconds."
+    "--timeout",
+    type=options.Duration("1s"),
+    default="1m",
+    show_default=True,
+    help="Time limit for the command.",
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec(
@@ -45,7 +51,14 @@ def exec(
     selected = (call.inventory.head,) if only_head else select_nodes(call.inventory, nodes)
     with call.session(nodes=selected) as session:
         answers = _run_on_nodes(session, selected, words, timeout, host=host)
-    _print_answers([answers[node.name] for node in selected if node.name in answers])
+    ordered = [answers[node.name] for node in selected if node.name in answers]
+    if call.as_json:
+        fields = [
+            {"node": a.node, "exit_code": a.code, "stdout": a.out, "stderr": a.err} for a in ordered
+        ]
+        click.echo(dump_json({"cluster": call.inventory.cluster, "nodes": fields}))
+    else:
+        _print_answers(ordered)
     if missing := [node.name for node in selected if node.name not in answers]:
         raise NodeError(
             fold(missing),

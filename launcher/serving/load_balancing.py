@@ -61,8 +61,9 @@ def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator
             f" {', '.join(f'{name} would have {count}' for name, count in crowded.items())}",
             f"use {_HYBRID}{single_hint if len(inventory.nodes) >= placement.dp else ''}",
         )
-    address = ipaddress.ip_address(request.host)
-    if len(placement.nodes) > 1 and not (address.is_unspecified or address.is_loopback):
+    address = ipaddress.ip_address(request.host) if request.host else None
+    one_node = address and not (address.is_unspecified or address.is_loopback)
+    if one_node and len(placement.nodes) > 1:
         yield (
             f"{request.host} is the address of one node, but every node would serve an API",
             "bind all addresses on each node: `--bind 0.0.0.0`",

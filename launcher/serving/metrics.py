@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from launcher import upstream
 from launcher.agent.observed import Observed
 from launcher.core.transport import Command
 from launcher.serving import endpoints, prometheus
@@ -25,17 +26,17 @@ _HISTORY_LENGTH = 120  # samples in a sparkline
 
 # Counters, which only grow while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
 _TOTALS = {
-    "tokens": "vllm:generation_tokens_total",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "requests": "vllm:request_success_total",
-    "preemptions": "vllm:num_preemptions_total",
-    "cache_queries": "vllm:prefix_cache_queries_total",
-    "cache_hits": "vllm:prefix_cache_hits_total",
+    "tokens": upstream.text("vllm.generation-tokens"),
+    "prompt_tokens": upstream.text("vllm.prompt-tokens"),
+    "requests": upstream.text("vllm.requests-finished"),
+    "preemptions": upstream.text("vllm.preemptions"),
+    "cache_queries": upstream.text("vllm.cache-queries"),
+    "cache_hits": upstream.text("vllm.cache-hits"),
 }
 _RATES = ("tokens", "prompt_tokens", "requests", "preemptions")
 _LATENCIES = {
-    "first_token": "vllm:time_to_first_token_seconds",
-    "between_tokens": "vllm:inter_token_latency_seconds",
+    "first_token": upstream.text("vllm.first-token"),
+    "between_tokens": upstream.text("vllm.between-tokens"),
 }
 
 Reports = Mapping[str, Mapping[str, Any]]  # the answer of each node
@@ -154,7 +155,7 @@ def _api_addresses(site: Site, server: Server) -> Iterator[tuple[str, str]]:
     spec = server.desired
     if spec is not None and server.state in ("starting", "ready"):
         for endpoint in endpoints.list_endpoints(site.inventory, spec):
-            yield endpoint.node, agent_queries.address(spec.api_host, spec.port)
+            yield endpoint.node, agent_queries.address(spec.api_host(endpoint.node), spec.port)
 
 
 class MetricsCollector:
@@ -172,10 +173,10 @@ class MetricsCollector:
         Args:
             state: the servers as the head reports them.
             reports: the answer of each node that could be queried.
-            only: the only server to include; None: all.
+            only: the only server or group to include; None: all.
             now: seconds of a monotonic clock.
         """
-        running = [server for server in state.running if only in (None, server.name)]
+        running = [server for server in state.running if only in (None, server.name, server.group)]
         servers = tuple(self._server_metrics(server, state, reports, now) for server in running)
         return MetricsSample(cluster=self._site.inventory.cluster, servers=servers)
 
@@ -249,13 +250,13 @@ def _merge_counters(
 def parse_counters(texts: Sequence[str], at: float) -> CounterValues:
     """Parse the `/metrics` output of a server's APIs; raises ValueError."""
     samples = prometheus.parse_metrics(*texts)
-    if not samples.values("vllm:num_requests_running"):
-        raise ValueError("`vllm:num_requests_running` is missing")
+    if not samples.values(upstream.text("vllm.requests-running")):
+        raise ValueError(f"`{upstream.text('vllm.requests-running')}` is missing")
     return CounterValues(
         at=at,
-        running=int(samples.total("vllm:num_requests_running")),
-        waiting=int(samples.total("vllm:num_requests_waiting")),
-        kv_used=max(samples.values("vllm:kv_cache_usage_perc"), default=None),
+        running=int(samples.total(upstream.text("vllm.requests-running"))),
+        waiting=int(samples.total(upstream.text("vllm.requests-waiting"))),
+        kv_used=max(samples.values(upstream.text("vllm.kv-cache-usage")), default=None),
         totals={name: samples.total(metric) for name, metric in _TOTALS.items()},
         latencies={name: samples.histogram(metric) for name, metric in _LATENCIES.items()},
     )

@@ -21,14 +21,13 @@ from launcher.tools.ray_judges import try_payload
 from launcher.tools.servers import ServersState
 
 
-@command(path=True, shows="none", flags=[options.JSON])
+@command(shows="none", flags=[options.JSON])
 @options.SERVER
 @click.option(
     "--every",
-    type=click.FloatRange(0.5, 3600),
-    default=2.0,
+    type=options.Duration("0.5s", "1h"),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
     help="Time between two samples.",
 )
 @click.option(

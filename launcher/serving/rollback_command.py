@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from launcher.agent import state
 from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
@@ -27,6 +28,7 @@ from launcher.core.errors import (
 )
 from launcher.core.transport import run_by_node
 from launcher.serving.start import (
+    PendingGroup,
     PendingStart,
     StartSpec,
     begin_start,
@@ -51,24 +53,28 @@ from launcher.tools.site import Site
     ]
 )
 @start_options
+@options.SERVER_OR_NAME
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
     call: CommandContext,
     skip_network_check: bool,
     timeout: float | None,
     no_wait: bool,
+    server: str | None,
     name: str | None,
 ) -> int:
     """Return to the last server that worked, and wait for its first answer.
 
     Model, arguments and parallelism are those of that server; the head stores the last five servers
-    that answered for each NAME. The current server of this name is stopped. NAME can be omitted if
-    there is one server. The hooks are those of `serve`.
+    that answered for each NAME. The current server of this name is stopped; its replicas return one
+    after another, `NAME.2` only this one. NAME can be omitted if there is one server. The hooks are
+    those of `serve`.
     """
+    (name,) = options.merge_names(server, [name] if name else []) or (None,)
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as locked:
             spec = StartSpec(
-                **_choose_previous(locked, name).spec_fields(),
+                **_choose_previous(locked, name, of_group=True).spec_fields(),
                 replace_other=True,
                 skip_network_check=skip_network_check,
                 pair_timeout=call.pair_timeout,
@@ -93,7 +99,7 @@ def start_or_rollback(
     Changes that another operator made meanwhile stay. Raises VlaunchError if the new server did not
     answer, even if the previous one does again.
     """
-    pending: PendingStart | None = None
+    pending: PendingStart | PendingGroup | None = None
     try:
         with call.locked(session) as locked:
             pending = begin_start(call, locked, spec)
@@ -103,6 +109,8 @@ def start_or_rollback(
     except (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer):
         raise  # an operator stopped it, or its state is unknown
     except VlaunchError as error:
+        if spec.replicas or not isinstance(pending, PendingStart | None):
+            raise  # each replica has returned to its old spec
         failure = error
     session.warn("serve", f"{spec.model} failed to start: {failure.message}")
     patient_call = replace(call, lock_wait=max(call.lock_wait, 60))
@@ -188,18 +196,28 @@ def _merge_hints(failure: VlaunchError, hint: str) -> str:
     return "\n".join([*lines, *filter(None, [hint])])
 
 
-def _choose_previous(session: Session, name: str | None, excluded_id: str = "") -> ServerRevision:
-    """Return the last other server of a name that answered. Raises RequestError."""
+def _choose_previous(
+    session: Session, name: str | None, excluded_id: str = "", *, of_group: bool = False
+) -> ServerRevision:
+    """Return the last other server of a name that answered, or with `of_group` of all replicas
+    behind it. Raises RequestError.
+    """
     inventory, head = session.inventory, session.inventory.head.name
     facts = probe_nodes(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)
     name = history.choose_name(site, name)
-    answers = run_by_node(session.transport, [history.query_history(site, name)])
-    revisions, current_id = history.parse_history(answers[head][0])
+    members = history.servers_with_file(site, state.DESIRED) if of_group else []
+    members = sorted((m for m in members if state.group_of(m) == name), key=state.replica_number)
+    names = members if len(members) > 1 else [name]
+    answers = run_by_node(session.transport, [history.query_history(site, n) for n in names])
+    histories = dict(zip(names, map(history.parse_history, answers[head]), strict=True))
     image = facts[head].images.get(inventory.image)
-    previous = history.choose_previous(
-        revisions, excluded_id or current_id, image.identity if image else ""
-    )
+    identity = image.identity if image else ""
+    if len(names) > 1:
+        previous = history.choose_previous_of_group(histories, identity)
+    else:
+        revisions, current_id = histories[name]
+        previous = history.choose_previous(revisions, excluded_id or current_id, identity)
     answered_at = datetime.fromtimestamp(previous.at).strftime("%Y-%m-%d %H:%M:%S")
     text = f"rolling back to {previous.label}, last ready at {answered_at}"
     session.note("rollback", text, data={"id": previous.id, "at": previous.at})

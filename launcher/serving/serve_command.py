@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from launcher.agent.state import NAME
+from launcher.agent.state import GROUP
 from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.registry import extend_options
 from launcher.app.selection import select_model
 from launcher.app.terminal import print_field
-from launcher.core.domain import Backend, Ports, ServeDefaults
+from launcher.core.domain import Backend, Inventory, Ports, ServeDefaults
 from launcher.inventory import ranges
 from launcher.serving import rollback_command
 from launcher.serving.serve_request import merge_vllm_args
@@ -57,6 +57,8 @@ class _Command(click.Command):
 )
 @click.option(
     "--name",
+    "--server",
+    "name",
     default="default",
     show_default=True,
     metavar="NAME",
@@ -72,9 +74,15 @@ class _Command(click.Command):
     type=click.IntRange(1),
     help="GPUs to use on each node; needs `--backend mp` (default: all).",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 99),
+    metavar="N",
+    help="Copies of the server, NAME to NAME.N, on GPUs of their own (default: as many as run).",
+)
 @options.inventory_option(ServeDefaults, "tp")
 @options.inventory_option(ServeDefaults, "pp")
-@options.inventory_option(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
+@options.inventory_option(ServeDefaults, "dp", *options.DP_FLAGS)
 @options.inventory_option(ServeDefaults, "plan", "--plan", "chosen_by")
 @options.inventory_option(
     ServeDefaults,
@@ -84,7 +92,12 @@ class _Command(click.Command):
 @options.inventory_option(
     Ports, "api", "--port", help="Port of the API (default: the inventory's)."
 )
-@options.inventory_option(ServeDefaults, "bind", default="the inventory's", metavar="IP")
+@options.inventory_option(
+    ServeDefaults,
+    "bind",
+    metavar="IP",
+    help="Address the endpoint listens on (default: the inventory's).",
+)
 @click.option(
     "--no-supervise",
     is_flag=True,
@@ -128,7 +141,7 @@ def serve(
     command to watch it again. Options that are not given have the values of `serve:` in the
     inventory; any of --tp, --pp and --dp replaces all three.
     """
-    _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
+    _check_options(call, replicas=others["replicas"], or_rollback=or_rollback, no_wait=no_wait)
     inventory = call.inventory
     model_name = model or "" if describe else select_model(model, inventory)
     spec = StartSpec(
@@ -136,7 +149,7 @@ def serve(
         model=model_name,
         nodes=_expand_nodes(nodes),
         backend=backend or inventory.serve.backend,
-        host=_parse_address(bind or inventory.serve.bind),
+        host=_parse_address(bind) if bind else inventory.serve.bind or "",
         port=port or inventory.ports.api,
         args=merge_vllm_args(inventory, args),
         policy=supervision_policy(inventory, timeout, supervise=not no_supervise),
@@ -144,12 +157,12 @@ def serve(
         pair_timeout=call.pair_timeout,
         fetch=call.fetch,
         no_wait=no_wait,
-        **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
+        **others,  # --gpus, --replicas, --tp, --pp, --dp, --replace and --skip-network-check
     )
     spec = replace(spec, planned=_planner_chooses(call, spec, chosen_by))
     if describe:
         spec = describe(call, spec)
-    spec.build_request(inventory, None)  # fails before any change if nothing can place the model
+    _check_placement(spec, inventory)  # before any change
     if call.offline:
         _, start_plan = spec.plan_start(inventory, ClusterSnapshot(site=Site(inventory)))
         call.print_script([start_plan.plan])
@@ -163,10 +176,26 @@ def serve(
     return code
 
 
-def _check_options(call: CommandContext, *, or_rollback: bool, no_wait: bool) -> None:
+def _check_placement(spec: StartSpec, inventory: Inventory) -> None:
+    """Raise RequestError or PlacementError if nothing can place the model."""
+    if not spec.replicas:
+        spec.build_request(inventory, None)
+    elif not spec.planned:
+        from launcher.serving.replicas import place_replicas
+
+        snapshot = ClusterSnapshot(site=Site(inventory))
+        for replica in place_replicas(spec, range(1, spec.replicas + 1), snapshot):
+            replica.build_request(inventory, None)
+
+
+def _check_options(
+    call: CommandContext, *, replicas: int | None, or_rollback: bool, no_wait: bool
+) -> None:
     """Raise UsageError for options that do not go together."""
     if call.offline and not call.dry_run:
         raise click.UsageError("--offline requires --dry-run")
+    if call.offline and replicas:
+        raise click.UsageError("--offline cannot be combined with --replicas")
     if or_rollback and (no_wait or call.dry_run):
         raise click.UsageError("--or-rollback cannot be combined with --no-wait or --dry-run")
 
@@ -191,7 +220,7 @@ def _planner_chooses(call: CommandContext, spec: StartSpec, chosen_by: str | Non
 
 
 def _check_name(name: str) -> str:
-    if NAME.fullmatch(name) is None:
+    if GROUP.fullmatch(name) is None:
         raise click.UsageError(
             f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`"
         )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from launcher.agent.desired import Desired, Policy
 from launcher.core.errors import RequestError
-from launcher.core.plan import Plan, Stage
+from launcher.core.plan import Gate, Plan, Stage
 from launcher.serving import server_spec
 from launcher.serving import start_gates as room
 from launcher.serving.serve_request import ServeRequest
-from launcher.tools.servers import Server
+from launcher.tools.engine_flags.gates import command_gate
+from launcher.tools.servers import OTHER_VERSION, Server
 from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -37,9 +38,11 @@ def plan_serve(
     notes: Sequence[str] = (),
     replace_other: bool = False,
     require_unsupervised: bool = False,
+    check_flags: bool = True,
 ) -> StartPlan:
     """Plan to write the server's spec, unless the same server runs already. `check_stages` come
-    first; `notes` are added to the plan's.
+    first; `notes` are added to the plan's. Without `check_flags`, vLLM's arguments are known to be
+    valid.
 
     A running server with another supervision policy is watched as it is, unless it is to be
     replaced; with `require_unsupervised`, a supervised one is an error. `requested_at` is in
@@ -55,7 +58,13 @@ def plan_serve(
         if attached is not None:
             return attached
     spec = server_spec.build_spec(snapshot, request, requested_at=requested_at, policy=policy)
-    gates = room.start_gates(snapshot, request, existing) if snapshot.site.facts else ()
+    gates: tuple[Gate, ...] = ()
+    if snapshot.site.facts:
+        first, site = spec.processes[0], snapshot.site
+        node = site.inventory.node(first.node)
+        gates = room.start_gates(snapshot, request, existing)
+        if check_flags:
+            gates = (*gates, command_gate(site, node, first.argv, request.env))
     write = server_spec.write_spec(snapshot.site, spec)
     stages = (
         Stage(id="preflight", title="Check the cluster and the model", gates=gates),
@@ -76,9 +85,14 @@ def _attach(
     """Return the plan to watch the running server of this name; `None` if a new one is to replace
     it.
 
-    Raises RequestError if it is another server, or a supervised one despite `require_unsupervised`,
-    and is not to be replaced.
+    Raises RequestError if it is another server, of another version of vlaunch, or a supervised one
+    despite `require_unsupervised`, and is not to be replaced.
     """
+    if existing.unreadable and not replace:
+        raise RequestError(
+            f"{existing.label} may be running: {OTHER_VERSION}",
+            hint="stop it and take its place: add `--replace`",
+        )
     if existing.desired is None:
         return None
     if existing.id != request.digest:
@@ -132,7 +146,11 @@ def _start_notes(request: ServeRequest, existing: Server | None) -> tuple[str, .
     placement = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in placement.nodes)
     return (
-        *([f"{existing.label} ({existing.model}) is stopped first"] if existing else []),
+        *(
+            [f"{existing.label} ({existing.model}) will be stopped once all checks have passed"]
+            if existing
+            else []
+        ),
         f"{placement.label} ({placement.why}): ranks expected {expected}",
         *_replica_notes(request),
         *placement.warnings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.core import secret_patterns
@@ -17,9 +17,14 @@ from launcher.tools.placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest(ServerSpec):
-    """A server's spec with its placement, which fixes the sizes that the spec may leave open."""
+    """A server's spec with its placement, which fixes the sizes that the spec may leave open.
+
+    Without an address of its own (`default_host`), `host` follows from inventory and placement;
+    empty, each API listens on its node's `ip`.
+    """
 
     placement: Placement
+    default_host: bool = False
 
     @property
     def spec(self) -> ServerSpec:
@@ -29,14 +34,16 @@ class ServeRequest(ServerSpec):
             **{**self.spec_fields(), "tp": placement.tp, "pp": placement.pp, "dp": placement.dp}
         )
 
-    def build_command(self, process_args: Argv = ()) -> Argv:
-        """Return the command of one process, with that process's own options."""
-        placement = self.placement
+    def build_command(self, process_args: Argv = (), ip: str = "") -> Argv:
+        """Return the command of one process, with that process's own options; `ip` is its node's
+        address.
+        """
+        placement, spec = self.placement, self.spec
         if self.backend == "ray" and placement.dp > 1:
             # For replicas that span nodes, vLLM computes it.
             local = long_options(data_parallel_size_local=placement.replicas[0][1])
             process_args = process_args if placement.spans else (*local, *process_args)
-        return vllm.serve(self.spec, process_args)
+        return vllm.serve(spec if spec.host else replace(spec, host=ip), process_args)
 
     @property
     def balancing(self) -> vllm.Balancing:
@@ -56,7 +63,8 @@ class ServeRequest(ServerSpec):
     def original_spec(self) -> dict[str, Any]:
         """Spec with which a later run starts the same server (`tools/history.py`)."""
         lists = {"args": list(self.args), "nodes": list(self.nodes)}
-        spec = {**self.spec.spec_fields(), **lists}
+        host = "" if self.default_host else self.host
+        spec = {**self.spec.spec_fields(), **lists, "host": host}
         del spec["name"]  # its folder has it
         return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 

@@ -19,10 +19,10 @@ from launcher.hosts.checks import gpu_memory
 from launcher.network import engine_log
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools import servers, vllm
+from launcher.tools.engine_flags.gates import VISIBLE_DEVICES
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-_VISIBLE_DEVICES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "cpu": ""}
 _READY_TIMEOUT = (
     "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's API server waits for its engine
 )
@@ -64,7 +64,7 @@ def build_spec(
         asked=requested_at,
         replicas=placement.dp,
         tp=placement.stage_size,
-        visible=_VISIBLE_DEVICES[inventory.accelerator],
+        visible=VISIBLE_DEVICES[inventory.accelerator],
         memory_share=None if inventory.accelerator == "cpu" else vllm.memory_share(request.args),
         ray=None if inventory.ray.off else ray,
         policy=policy,
@@ -114,7 +114,7 @@ def _build_processes(
         )
         yield ProcessSpec(
             node=node.name,
-            argv=request.build_command((*own_argv, *timeout_args)),
+            argv=request.build_command((*own_argv, *timeout_args), node.ip),
             env=env(node, {}),
             gpus=_assign_gpus(snapshot, request, node),
             replicas=(first, replica_counts[rank]) if placement.dp > 1 else (0, 1),

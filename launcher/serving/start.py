@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import click
 
@@ -17,7 +17,7 @@ from launcher.app import options
 from launcher.app.command import CommandContext
 from launcher.app.session import Session
 from launcher.core import untrusted
-from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
+from launcher.core.domain import Inventory, Node, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
 from launcher.distribute import model_fetch
@@ -39,8 +39,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def start_options(function: F) -> F:
     """Add the options of every command that starts a server."""
     for option in (
-        click.option("--no-wait", is_flag=True, help="Start the server and return at once."),
-        options.inventory_option(ServeDefaults, "timeout", default="the inventory's"),
+        options.NO_WAIT,
+        options.START_TIMEOUT,
         click.option("--skip-network-check", is_flag=True, help="Skip the network check."),
     ):
         function = option(function)
@@ -57,6 +57,13 @@ class PendingStart(NamedTuple):
     fetch_seconds: float
 
 
+class PendingGroup(Protocol):
+    """A start of several replicas in progress."""
+
+    def finish(self, session: Session) -> tuple[int, list[str]]:
+        """Do what is left, and return what `start_server` returns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSpec(ServerSpec):
     """A server's spec, its supervision, and the options of one start."""
@@ -69,12 +76,25 @@ class StartSpec(ServerSpec):
     no_wait: bool = False
     unsupervised: bool = False  # by a flag, not by the inventory
     planned: bool = False  # the planner chooses the layout
+    replicas: int | None = None  # number of copies; None: as many as run
+    check_flags: bool = True  # with vLLM's own parser
+    partial: bool = False  # one of several copies; the command reports the result of all
     notes: tuple[str, ...] = ()  # on the recipe or the pasted command
+
+    @property
+    def label(self) -> str:
+        """Name for display."""
+        return f"server `{self.name}`"
 
     def hook_variables(self, inventory: Inventory) -> dict[str, str]:
         """Return the facts about the server that hooks receive."""
         api = narrow_inventory(inventory, self.nodes).head.name
-        return {"model": self.model, "endpoint": endpoint_url(inventory, self.host, self.port, api)}
+        url = (
+            inventory.server_url(self.name)
+            if inventory.front
+            else endpoint_url(inventory, self.host, self.port, api)
+        )
+        return {"model": self.model, "endpoint": url}
 
     def build_request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> ServeRequest:
         """Place the model. Raises RequestError and PlacementError."""
@@ -86,9 +106,19 @@ class StartSpec(ServerSpec):
         tp, pp, dp = sizes
         pcp = vllm.prefill_context_parallel(self.args)
         chosen = placement.choose_placement(
-            narrowed, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
+            narrowed,
+            tp,
+            pp,
+            config,
+            dp=dp,
+            pcp=pcp,
+            backend=self.backend,
+            alone=not self.partial,
         )
         request = ServeRequest(**self.spec_fields(), placement=chosen)
+        if not self.host:
+            host = inventory.api_bind(request.api_nodes(inventory))
+            request = replace(request, host=host, default_host=True)
         load_balancing.check_balancing(request, narrowed)
         return request
 
@@ -141,6 +171,7 @@ class StartSpec(ServerSpec):
             notes=(*self.notes, *notes),
             replace_other=self.replace_other,
             require_unsupervised=self.unsupervised,
+            check_flags=self.check_flags,
         )
         return request, start
 
@@ -170,12 +201,16 @@ def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tup
     return finish_start(session, spec, pending)
 
 
-def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> PendingStart | None:
-    """Update the node programs, copy the model if required, and start the server, in a session that
-    holds the cluster's lock; print the script instead for a dry run.
+def begin_start(
+    call: CommandContext, session: Session, spec: StartSpec
+) -> PendingStart | PendingGroup | None:
+    """Update the node programs, copy the model if required, and start the server or its replicas,
+    in a session that holds the cluster's lock; print the script instead for a dry run.
     """
     from launcher.app import servers
+    from launcher.front.update import follow_servers
     from launcher.serving import serve_forecast
+    from launcher.serving.replicas import list_members
 
     inventory, dry_run = session.inventory, call.dry_run
     session.hooks.run_pre(session.printer, **spec.hook_variables(inventory))
@@ -184,6 +219,10 @@ def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> Pend
     )
     if not dry_run:
         servers.require_servers(session, snapshot)
+    if spec.replicas or (not spec.partial and len(list_members(snapshot, spec.name)) > 1):
+        from launcher.serving.start_replicas import begin_replicas
+
+        return begin_replicas(call, session, spec, snapshot, files)
     spec, snapshot, fetched = _fetch_model(session, spec, snapshot, dry_run=dry_run)
     if spec.planned:
         spec = serve_forecast.apply_planned_layout(spec, snapshot)
@@ -194,18 +233,24 @@ def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> Pend
     if dry_run:
         call.print_script([files, start.plan])
         return None
-    _apply_plan(session, request, start, skipped=spec.skip_network_check)
+    announce(session, request, start, skipped=spec.skip_network_check)
+    session.apply(start.plan)
+    follow_servers(session, verb="serve")
     return PendingStart(snapshot, request, start, plan, fetched)
 
 
 def finish_start(
-    session: Session, spec: StartSpec, pending: PendingStart | None
+    session: Session, spec: StartSpec, pending: PendingStart | PendingGroup | None
 ) -> tuple[int, list[str]]:
     """Wait for the server's first answer; return what `start_server` returns."""
     if pending is None:
         return 0, []
-    code, rows = _wait_for_answer(session, pending, spec)
-    if code == 0 and not spec.no_wait:
+    code, rows = (
+        _wait_for_answer(session, pending, spec)
+        if isinstance(pending, PendingStart)
+        else pending.finish(session)
+    )
+    if code == 0 and not spec.no_wait and not spec.partial:
         session.hooks.run_post(session.printer, **spec.hook_variables(session.inventory))
     return code, rows
 
@@ -255,9 +300,8 @@ def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot
     return spec.plan_start(inventory, snapshot)[1].plan
 
 
-def _apply_plan(
-    session: Session, request: ServeRequest, start: StartPlan, *, skipped: bool
-) -> None:
+def announce(session: Session, request: ServeRequest, start: StartPlan, *, skipped: bool) -> None:
+    """Show the notes and warnings on a start."""
     if start.attached:
         text = f"already running as server `{start.spec.name}`; watching it"
         for note in (text, *start.plan.notes):
@@ -271,14 +315,13 @@ def _apply_plan(
             " (`vlaunch check-nccl`)"
         )
         session.warn("network", text)
-    local = ipaddress.ip_address(request.host).is_loopback
+    local = bool(request.host) and ipaddress.ip_address(request.host).is_loopback
     if "VLLM_API_KEY" not in session.inventory.secrets and not local:
         text = (
             f"the API on port {request.port} needs no key; set VLLM_API_KEY under"
             " `secrets:` to require one"
         )
         session.warn("serve", text)
-    session.apply(start.plan)
 
 
 def _wait_for_answer(
@@ -293,11 +336,11 @@ def _wait_for_answer(
         hint = "" if start.attached else "; watch it with the same command without --no-wait"
         verb = "is running" if start.attached else "is starting"
         text = f"server `{name}` {verb}; see `vlaunch status`{hint}"
-        apis = endpoints.list_endpoints(session.inventory, start.spec)
-        urls = [endpoint.url for endpoint in apis]
-        session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
+        urls = list(endpoints.client_urls(session.inventory, start.spec))
+        _report(session, spec, text, data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
-    session.begin("serve", "Wait for the first answer")
+    of_server = f" of {spec.label}" if spec.partial else ""
+    session.begin("serve", f"Wait for the first answer{of_server}")
     try:
         served = session.show(
             watch_start(
@@ -320,8 +363,8 @@ def _wait_for_answer(
     )
     model, task, curl_line = served.first.model, task_named(served.first.task), ""
     if task is not None and not task.generates:
-        needs_key = "VLLM_API_KEY" in session.inventory.secrets
-        curl_line = f"`{endpoints.curl_line(served.endpoints[0], task, model, key=needs_key)}`"
+        line = endpoints.client_curl_line(session.inventory, start.spec, task, model)
+        curl_line = f"`{line}`"
     next_step = "try it with the line below" if curl_line else "try it with `vlaunch chat`"
     url, *other_urls = served.endpoints
     others = f" and {len(other_urls)} more" if other_urls else ""
@@ -329,8 +372,18 @@ def _wait_for_answer(
     data = {**summary_json(served), "network": network, **serve_forecast.plan_json(plan)}
     if fetch_seconds:
         data["fetch_seconds"] = round(fetch_seconds, 1)
-    session.done(text, stage="serve", seconds=served.seconds + fetch_seconds, data=data)
+    _report(session, spec, text, seconds=served.seconds + fetch_seconds, data=data)
     return 0, _summary_rows(served, network, curl_line, plan, fetch_seconds)
+
+
+def _report(
+    session: Session, spec: StartSpec, text: str, *, data: Mapping[str, Any], seconds: float = 0.0
+) -> None:
+    """Report the result of a start, which is the command's unless there are others."""
+    if spec.partial:
+        session.note("serve", f"{spec.label}: {text}", state="ok", data=data)
+    else:
+        session.done(text, stage="serve", seconds=seconds, data=data)
 
 
 def _summary_rows(

@@ -16,7 +16,7 @@ from launcher.hosts.checks.gpu import ACCELERATOR
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, judge_server_memory, warn_gpu_memory
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools import serving_judges, vllm
-from launcher.tools.servers import Server
+from launcher.tools.servers import Server, gpus_by_node
 from launcher.tools.serving_judges import GpuUser
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -121,7 +121,7 @@ class _CapacityCheck:
             users = [
                 serving_judges.server_gpu_user(other, gpus)
                 for other in self.others
-                if (gpus := _gpus_by_node(other).get(name))
+                if (gpus := gpus_by_node(other).get(name))
             ]
             in_ray = busy.get(node.ip, 0.0) - freed.get(name, 0)
             yield serving_judges.judge_node_gpus(node, count, users, in_ray)
@@ -158,16 +158,8 @@ def _judge_batch_claims(
     return [failed("", text, fix=fixes)]
 
 
-def _gpus_by_node(server: Server) -> Mapping[str, int]:
-    """Return a server's GPUs on each node; Ray may have placed ranks elsewhere than planned."""
-    planned = server.desired.places if server.desired else {}
-    ranks = server.observed.ranks if server.observed else {}
-    counts = {node: len(names) for node, names in ranks.items()}
-    return counts if sum(counts.values()) == sum(planned.values()) else planned
-
-
 def _gpus_in_ray(server: Server | None) -> Mapping[str, int]:
-    return _gpus_by_node(server) if server and server.desired and server.desired.ray else {}
+    return gpus_by_node(server) if server and server.desired and server.desired.ray else {}
 
 
 def _api_ports(server: Server) -> list[tuple[str, int]]:

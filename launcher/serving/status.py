@@ -14,6 +14,7 @@ from launcher.agent.observed import FirstAnswer, Load, Observed
 from launcher.app.registry import Job
 from launcher.core.domain import Node
 from launcher.core.transport import Command
+from launcher.front.front_plan import FrontState, front_state
 from launcher.serving import endpoints
 from launcher.serving.endpoints import Endpoint
 from launcher.tools import (
@@ -21,13 +22,14 @@ from launcher.tools import (
     containers,
     docker,
     network_verdict,
+    node_files,
     ray,
     servers,
     serving_judges,
 )
 from launcher.tools.containers import find_drift
 from launcher.tools.host import UnfinishedModel
-from launcher.tools.servers import BAD, GOOD, Server, ServersState
+from launcher.tools.servers import BAD, Server, ServersState
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -39,7 +41,8 @@ class NodeStatus:
     `drift` lists differences between its container and the inventory; `trouble` is the reason if it
     could not be queried.
 
-    `agent` is `connected` or `lost` as the head's agent reports, empty if unknown. `privileged`
+    `agent` is `connected` or `lost` as the head's agent reports, empty if unknown; an `old_agent`
+    runs another version of vlaunch than this one. `privileged`
     means that its container has all of root's rights, `compiled` is the size of its compile cache
     in bytes if known, and `unfinished` lists models with an incomplete copy or download.
     """
@@ -51,6 +54,7 @@ class NodeStatus:
     image: str = ""
     ray: str = ""
     agent: str = ""
+    old_agent: bool = False
     gpus: str = ""
     ranks: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()
@@ -103,6 +107,7 @@ class ClusterStatus:
     endpoint: str
     network: str = ""
     certificates: str = ""
+    front: FrontState | None = None
     batches: tuple[Job, ...] = ()
 
     @property
@@ -116,7 +121,8 @@ class ClusterStatus:
             and not n.trouble
             for n in self.nodes
         )
-        return all(good) and not any(server.state in BAD for server in self.servers)
+        front = self.front is None or self.front.whole
+        return all(good) and front and not any(server.state in BAD for server in self.servers)
 
     def as_json(self) -> dict[str, Any]:
         """Return the status ready for JSON.
@@ -156,12 +162,12 @@ def build_status(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=server_rows,
-        endpoint=first
-        or endpoints.endpoint_url(inventory, inventory.serve.bind, inventory.ports.api),
+        endpoint=first or endpoints.default_url(inventory),
         network=network_verdict.describe_network(site, snapshot.network, head_state),
         certificates=certificates.expiry_warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
         ),
+        front=front_state(site),
         batches=jobs,
     )
 
@@ -175,12 +181,16 @@ def _node_statuses(
     # Ray notices a lost node some seconds after its port has closed.
     table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
     rows = {row.ip: row for row in reversed(table)}
+    head_facts = site.facts_of(site.head)
+    head_down = head_facts is not None and head_facts.docker_version and not site.head_runs
+    without_row = "absent" if table or head_down else "unknown"
     return tuple(
         _node_status(
             site,
             node,
             missing.get(node.name),
             rows.get(node.ip),
+            without_row,
             head_state,
             ranks.get(node.ip, ()),
         )
@@ -193,6 +203,7 @@ def _node_status(
     node: Node,
     missing: str | None,
     row: ray.RayNode | None,
+    without_row: str,
     head_state: ServersState,
     actors: Sequence[str],
 ) -> NodeStatus:
@@ -200,14 +211,16 @@ def _node_status(
     if missing is not None:
         return replace(status, trouble=missing)
     container, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
-    in_ray = "absent" if row is None else "alive" if row.alive else "dead"
+    without_container = "absent" if facts.docker_version is not None else "unknown"
+    in_ray = without_row if row is None else "alive" if row.alive else "dead"
     ray_gpus = f"{row.gpus:g}" if row else "-"
     return replace(
         status,
-        container=container.status if container else "absent",
+        container=container.status if container else without_container,
         image=container.image if container else "",
         ray="-" if off else in_ray,
         agent=_agent_state(node, container, head_state),
+        old_agent=head_state.programs.get(node.name, "") not in ("", node_files.agent_digest()),
         gpus=str(node.gpus) if off else f"{ray_gpus}/{node.gpus}",
         ranks=servers.ranks_on(node.name, head_state, actors),
         drift=find_drift(site, node),
@@ -228,8 +241,11 @@ def _agent_state(node: Node, container: docker.Container | None, head_state: Ser
 
 def _unknown_reason(site: Site, answer: Mapping[str, Any]) -> str:
     """Return the reason why the servers are unknown; empty if there is none."""
-    if site.facts_of(site.head) is None:
+    facts = site.facts_of(site.head)
+    if facts is None:
         return "the head is unreachable"
+    if facts.docker_version is None:
+        return "Docker on the head does not answer"
     container = site.container(site.head)
     if container is None:
         return ""
@@ -247,7 +263,8 @@ def _server_status(site: Site, server: Server, agent: float) -> ServerStatus:
     state, detail = servers.server_health(server, agent)
     apis = endpoints.endpoints_with_health(site.inventory, server, state, detail)
     answer = record.first_answer if record is not None and state in servers.READY else None
-    first = answer if isinstance(answer, FirstAnswer) else FirstAnswer(model=server.model)
+    model = "" if server.unreadable else server.model
+    first = answer if isinstance(answer, FirstAnswer) else FirstAnswer(model=model)
     capacity = endpoints.total_capacity(record.held.values() if record and answer else ())
     return ServerStatus(
         name=server.name,
@@ -258,7 +275,7 @@ def _server_status(site: Site, server: Server, agent: float) -> ServerStatus:
         endpoint=apis[0].url if apis else "",
         endpoints=apis,
         detail=detail,
-        warning=record.warning if record and state in GOOD else "",
+        warning=record.warning if record and state in servers.READY else "",
         fingerprint=first.fingerprint,
         came=first.came,
         seconds=max((api.seconds for api in apis), default=0.0),

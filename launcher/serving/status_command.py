@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _INTERVAL = 2.0  # seconds between two queries
 
 
-@command(path=True, shows="none", flags=[options.JSON])
+@command(shows="none", flags=[options.JSON])
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 def status(call: CommandContext, watch: bool) -> int:
     """Show nodes, containers, Ray, GPUs, ranks, servers, running batch jobs, and drift from the

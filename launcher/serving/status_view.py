@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from launcher.agent import state
 from launcher.agent.observed import Fault
 from launcher.app.registry import workloads
 from launcher.app.terminal import Line, evidence_line, make_table, plain_text, text_line
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
+from launcher.tools import node_files
 from launcher.tools.servers import DEFAULT, GOOD, READY, shown_state
 
 if TYPE_CHECKING:
@@ -46,8 +49,12 @@ def render_status(status: ClusterStatus) -> RenderableType:
         lines.append(text_line(status.network, style, lead=plain_text("network: ", style)))
     if status.certificates:
         lines.append(text_line(status.certificates, "yellow"))
-    for server in status.servers:
-        lines += _server_lines(server, len(status.servers) == 1)
+    if status.front:
+        states = (f"{state} on {node}" for node, state in status.front.nodes.items())
+        style = "" if status.front.whole else "red"
+        lines.append(text_line(", ".join(states), style, lead=f"front: {status.front.url} "))
+        lines += [text_line(text, "yellow", lead=_MARGIN) for text in status.front.drift]
+    lines += _all_server_lines(status)
     if not status.servers:
         lines.append(plain_text("server: none", "dim"))
     for workload in workloads():
@@ -102,6 +109,7 @@ def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
             *(["its container is privileged: its root is root on the node"] * node.privileged),
             *["its agent is not connected to the head: see `vlaunch logs`"]
             * (node.agent == "lost"),
+            *[f"its {node_files.OLD_AGENT}"] * node.old_agent,
             *(model.summary for model in node.unfinished),
             *node.trouble.splitlines()[:1],
         ]
@@ -117,6 +125,27 @@ def _describe_compile_cache(nodes: tuple[NodeStatus, ...]) -> str:
         if node.compiled is not None and node.compiled >= sizes.MIB:
             nodes_by_size.setdefault(sizes.format_size(node.compiled), []).append(node.node)
     return ", ".join(f"{size} on {fold(names)}" for size, names in nodes_by_size.items())
+
+
+def _all_server_lines(status: ClusterStatus) -> Iterator[Line]:
+    for group, members in groupby(status.servers, key=lambda server: state.group_of(server.name)):
+        replicas = list(members)
+        if len(replicas) > 1:
+            yield _group_line(group, replicas, status)
+        for server in replicas:
+            yield from _server_lines(server, len(status.servers) == 1)
+
+
+def _group_line(name: str, replicas: Sequence[ServerStatus], status: ClusterStatus) -> Line:
+    """Return a line for the replicas of a server, above their own lines."""
+    ready = sum(server.state in GOOD for server in replicas)
+    style = "green" if ready == len(replicas) else "yellow" if ready else "red"
+    line = text_line(f"{ready} of {len(replicas)} ready", style, lead=f"replicas of {name}: ")
+    if status.front:
+        line.text.append("  ").append_text(
+            plain_text(status.front.url.replace("/NAME/", f"/{name}/"))
+        )
+    return line
 
 
 def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
@@ -164,6 +193,8 @@ def _health_texts(server: ServerStatus) -> Iterator[str]:
         yield server.detail
     if server.warning:
         yield server.warning
+    if record is not None and record.drained:
+        yield "out of rotation: other replicas get new requests"
     if record is not None and server.state in ("quiet", "suspect"):
         text = f"no step has ended for {record.still:.0f} s; longest so far:"
         yield f"{text} {record.longest_step:.1f} s"

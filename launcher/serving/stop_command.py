@@ -23,43 +23,53 @@ from launcher.tools.snapshot import ClusterSnapshot
 @click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs keep running.")
 @click.option(
     "--grace",
-    type=click.FloatRange(0),
-    default=15.0,
+    type=options.Duration(),
+    default="15s",
     show_default=True,
-    help="Seconds to wait before SIGKILL.",
+    help="Time to wait before SIGKILL.",
 )
+@options.SERVER_OR_NAME
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
+def stop(
+    call: CommandContext,
+    everyone: bool,
+    grace: float,
+    server: str | None,
+    names: tuple[str, ...],
+) -> None:
     """Stop the server, or the named servers and batch jobs, and verify that nothing of them is
-    left.
+    left. The name of a server includes its replicas; `NAME.2` is one of them.
 
     A server's processes are gone, its GPUs free and its port closed; the record of a failed server
     is removed. A batch job keeps its results, and the same `vlaunch batch` resumes it. The cluster
     stays.
     """
-    from launcher.app import servers as server
+    from launcher.app.servers import update_and_query
 
+    names = options.merge_names(server, names)
     if everyone and names:
         raise click.UsageError("--all cannot be combined with names")
+    others = [node for node in call.inventory.front_nodes if not node.head]
     with (
-        call.session(nodes=[call.inventory.head]) as session,
+        call.session(nodes=[call.inventory.head, *others]) as session,
         call.locked(session) as locked,
     ):
-        snapshot, _ = server.update_and_query(
-            locked, verb="stop", dry_run=call.dry_run, head_only=True
-        )
+        snapshot, _ = update_and_query(locked, verb="stop", dry_run=call.dry_run, head_only=True)
         servers = _list_servers(locked, snapshot)
-        chosen = [server for server in servers if not names or server.name in names]
-        if len(chosen) > 1 and not names and not everyone:
+        chosen = [s for s in servers if not names or not {s.name, s.group}.isdisjoint(names)]
+        if len({server.group for server in chosen}) > 1 and not names and not everyone:
             listed = ", ".join(f"`{s.name}` ({s.model}, {shown_state(s.state)})" for s in chosen)
             commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
             text = f"there are {len(chosen)} servers: {listed}"
             raise RequestError(text, hint=f"name one: {commands}")
         if chosen or not names:
             _stop_servers(call, locked, snapshot, chosen, grace)
-        server_names = {server.name for server in servers}
+        server_names = {name for server in servers for name in (server.name, server.group)}
         if jobs := [name for name in names if name not in server_names]:
-            _stop_jobs(call, locked, jobs, grace)
+            if server or session.inventory.ray.off:  # the other workloads need Ray
+                raise RequestError(f"no server `{jobs[0]}` is running", hint="see `vlaunch status`")
+            for workload in workloads():
+                workload.stop(call, locked, jobs, grace)
 
 
 def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
@@ -81,6 +91,8 @@ def _stop_servers(
     grace: float,
 ) -> None:
     """Stop running servers and remove the records of failed ones."""
+    from launcher.front.update import follow_servers
+
     began, site = time.monotonic(), snapshot.site
     reachable = site.head_runs
     live = [server for server in chosen if server.runs or not reachable]
@@ -94,6 +106,8 @@ def _stop_servers(
         session.note("stop", text)
     for plan in plans:
         session.apply(plan)
+    if reachable:
+        follow_servers(session, verb="stop")
     results = [
         f"removed the record of {server.label} ({shown_state(server.state)})" for server in over
     ]
@@ -119,10 +133,3 @@ def _stop_servers(
         seconds=time.monotonic() - began if results else 0.0,
         data=data,
     )
-
-
-def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
-    if session.inventory.ray.off:  # the other workloads need Ray
-        raise RequestError(f"no server `{names[0]}` is running", hint="see `vlaunch status`")
-    for workload in workloads():
-        workload.stop(call, session, names, grace)

@@ -15,7 +15,7 @@ from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server, shown_state
 from launcher.tools.site import Site
 
-_MARGIN = 60.0  # seconds beyond the grace until a server must be gone
+_MARGIN = 60.0  # seconds beyond the drain and grace until a server must be gone
 
 
 def plan_stop(site: Site, stopping: Sequence[Server], grace: float) -> Plan:
@@ -58,7 +58,7 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
     in_ray = any(spec.ray is not None for spec in specs)
     addresses = {node.name: node.ip for node in site.nodes if node is not head}
     ports = [
-        (spec.port, api.node, addresses.get(api.node, spec.api_host))
+        (spec.port, api.node, addresses.get(api.node, spec.api_host(api.node)))
         for spec in specs
         for api in spec.apis
     ]
@@ -83,7 +83,7 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
         others = sum(server.gpus for server in running_servers if server.name not in names)
         return judge_stopped(alive, open_ports, report if in_ray else None, others)
 
-    grace = max([grace, *(spec.policy.grace for spec in specs)])
+    grace = max([grace, *(spec.policy.grace + spec.policy.drain for spec in specs)])
     probes = (agent_queries.port_open(address, port) for port, _, address in ports)
     return Gate(
         id="server-gone",

@@ -182,7 +182,9 @@ class _StartWatcher:
         site, spec, now = self.site, self.spec, self.clock()
         node = site.inventory.node(spec.api_node)
         patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
-        log = agent_queries.log_tail(spec.api_host, spec.port, spec.name, self.offset, patience)
+        log = agent_queries.log_tail(
+            spec.api_host(node.name), spec.port, spec.name, self.offset, patience
+        )
         queries = [] if node.head else [servers.query_servers(site)]
         answers = run_by_node(self.transport, [*queries, site.in_container(node, log)])
         try:
@@ -311,10 +313,9 @@ class _StartWatcher:
 
     def _ready_server(self, first: FirstAnswer) -> ReadyServer:
         labels = self.record.held.values()
-        apis = endpoints.list_endpoints(self.site.inventory, self.spec)
         return ReadyServer(
             first=first,
-            endpoints=tuple(endpoint.url for endpoint in apis),
+            endpoints=endpoints.client_urls(self.site.inventory, self.spec),
             ranks={},
             capacity=endpoints.total_capacity(labels or ({},), "\n".join(self.lines)),
             seconds=self.clock() - self.began,

@@ -87,13 +87,16 @@ def _host_key(target: Target, error: HostKeyRefused) -> tuple[str, str]:
 
 def _key_hint(error: KeyUnusable) -> str:
     if error.encrypted:
-        return f"ssh-add {error.path}"
-    return f"ls -l {error.path}, or set `ssh.identity` in the inventory"
+        return f"unlock it: `ssh-add {error.path}`"
+    return f"check the file: `ls -l {error.path}`; or set `ssh.identity` in the inventory"
 
 
 def _refused(target: Target, error: LoginRefused) -> tuple[str, str]:
     login = f"{target.user}@{target.address}"
-    hint = f"`ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`"
+    hint = (
+        f"install your key: `ssh-copy-id {target.user}@{target.host}`; or set `ssh.user` and"
+        " `ssh.identity`"
+    )
     if error.locked:
         hint = _key_hint(error.locked[0])
     if error.tried:
@@ -103,20 +106,21 @@ def _refused(target: Target, error: LoginRefused) -> tuple[str, str]:
         return f"no usable key for {login}: {error.locked[0]}", hint
     return (
         f"no key for {login}: none is configured, in the SSH agent, or in ~/.ssh",
-        "ssh-add KEY",
+        "add one to the SSH agent: `ssh-add KEY`",
     )
 
 
 def _network(target: Target, error: OSError) -> tuple[str, str]:
     hint = f"try `{target.ssh}`"
     if error.filename is not None:
-        return f"cannot use {error.filename}: {error.strerror}", f"ls -l {error.filename}"
+        file = error.filename
+        return f"cannot use {file}: {error.strerror}", f"check the file: `ls -l {file}`"
     cause: Any = error
     if isinstance(error, ssh_exception.NoValidConnectionsError):  # one for each of its addresses
         cause = next(iter(error.errors.values()))
     reason = cause.strerror or str(cause)
     if isinstance(cause, socket.gaierror):
-        hint = f"getent hosts {target.host}; set `host` to an address"
+        hint = f"check the name: `getent hosts {target.host}`; or set `host:` to an address"
     elif isinstance(cause, TimeoutError) and cause.errno is None:
         reason = f"no answer within {target.timeout:g}s"
     return f"cannot connect to {target.address}: {reason}", hint

@@ -100,7 +100,7 @@ def errors(node: str, explain: Explain | None = None) -> Iterator[None]:
             node,
             "cannot parse the response of Docker's API",
             evidence=repr(error)[:300],
-            hint="`docker version` on the node",
+            hint="run `docker version` on the node",
         ) from error
 
 

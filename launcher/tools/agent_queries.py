@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
+from launcher.agent.desired import Policy
 from launcher.agent.state import SOCKET
 from launcher.core.domain import Argv, Ports, long_options
 
@@ -42,6 +43,12 @@ def jobs(ports: Ports, peers: tuple[str, ...] = ()) -> Argv:
 def servers() -> Argv:
     """Query the specs and statuses of servers, and the connected agents."""
     return _curl_agent("servers", _SHORT)
+
+
+def drain_servers(nodes: Sequence[str]) -> Argv:
+    """Take servers on nodes out of the fronts' rotation, and wait for their requests."""
+    timeout = Policy().drain + _SHORT
+    return _curl_agent("drain", timeout, "--request", "POST", nodes=",".join(nodes))
 
 
 def submit_job(ports: Ports) -> Argv:

@@ -154,7 +154,7 @@ def _spec(
         ulimits={**(_RDMA_ULIMITS if rdma else {}), **inventory.ulimits},
         privileged=inventory.privileged,
         log_driver=inventory.logging.driver or "",
-        log_options=_log_options(site, node),
+        log_options=log_options(site, node),
     )
 
 
@@ -181,7 +181,7 @@ def _container_path(device: str) -> str:
     return target if target.startswith("/") else host
 
 
-def _log_options(site: Site, node: Node) -> Mapping[str, str]:
+def log_options(site: Site, node: Node) -> Mapping[str, str]:
     """Return the options that limit a container's log, for drivers that support them.
 
     Docker rejects containers with options unknown to the driver (`ValidateLogOpts` in moby).

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import upstream
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.tools.image import RAY_EXTRAS, ImagePython
@@ -214,7 +215,9 @@ def plugin_files() -> dict[str, bytes]:
         for file in sorted(PLUGIN_SOURCE.glob("*.py"))
     }
     metadata = f"Metadata-Version: 2.1\nName: {PLUGIN_PACKAGE.replace('_', '-')}\nVersion: 1.0\n"
-    entry_points = f"[vllm.platform_plugins]\n{PLUGIN_PACKAGE} = {PLUGIN_PACKAGE}:register\n"
+    entry_points = (
+        f"[{upstream.text('vllm.plugin-group')}]\n{PLUGIN_PACKAGE} = {PLUGIN_PACKAGE}:register\n"
+    )
     return package | {
         f"{_PLUGIN_INFO}/METADATA": metadata.encode(),
         f"{_PLUGIN_INFO}/entry_points.txt": entry_points.encode(),

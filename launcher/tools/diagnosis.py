@@ -23,9 +23,10 @@ from launcher.core.domain import Argv
 # parts of the output
 STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
 INSPECT, ENGINES, LOGS, INSIDE = "inspect", "engines", "logs", "inside"
+STACKS = "stacks"  # files of vLLM's watchdog: evidence to read, without symptoms
 DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
 DRIVER = "job driver"  # title of the log of a batch job's driver
-_ROLES = ("head", "worker", "probe")
+_ROLES = ("head", "worker", "front", "probe")
 _FILES = ("desired", "observed", "history")
 _NAMES = {"models": "models", "kernel": "kernel", "nccl": "NCCL", "driver": DRIVER}
 _NAMES |= {"worker": "Ray worker", "ray": "Ray"}
@@ -170,9 +171,10 @@ def _log_title(name: str, states: tuple[ContainerState, ...], servers: Sequence[
     if kind == "log" and number:
         role = states[index].role if 0 <= index < len(states) else ""
         return "probe container" if role == "probe" else "container"
-    if kind == "engine":
+    if kind in ("engine", "stacks"):
         name = servers[index] if 0 <= index < len(servers) else ""
-        return server_log_title(name) if state.NAME.fullmatch(name) else ""
+        title = server_log_title(name) if state.NAME.fullmatch(name) else ""
+        return f"stacks of {title}" if title and kind == "stacks" else title
     return _NAMES.get(kind, "")
 
 

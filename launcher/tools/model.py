@@ -142,7 +142,7 @@ def _parse_files(listing: str) -> Mapping[str, int] | None:
     for line in listing.splitlines():
         kind, _, rest = line.partition(" ")
         size, separator, path = rest.partition(" ")
-        if not (separator and len(kind) == 1 and size.isdecimal()):
+        if not (separator and len(kind) == 1 and size.isdecimal() and len(size) < 20):
             return None
         files[path] = -1 if kind in "lLN" else int(size)
     return files

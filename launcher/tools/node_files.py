@@ -52,7 +52,7 @@ _OWN = (
     ' [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && '
 )
 # Keeps directories that are not empty.
-_FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
+_FORGET = 'rm -rf "$1/secrets" "$1/front" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
     ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
@@ -66,6 +66,12 @@ _PROGRAM = (
     'umask 022 && new=$1.$(uname -n).$$ && cat > "$new" && chmod 755 "$new" && mv "$new" "$1"'
 )
 
+_AGENT = f"payload/{zipapps.AGENT}"
+# A container keeps the agent that it started with until it restarts.
+OLD_AGENT = (
+    "agent runs another version of vlaunch; to replace it, run `vlaunch down`, then `vlaunch up`:"
+    " this stops all servers"
+)
 ISSUED = 'cat "$certificates"/'  # prints a certificate issued by `script`
 
 
@@ -90,10 +96,15 @@ def payload_digests() -> Mapping[str, str]:
     }
 
 
+def agent_digest() -> str:
+    """Return the sha256 of the agent's archive, as agents report their own."""
+    return payload_digests()[_AGENT]
+
+
 def replaces_agent(site: Site, node: Node) -> bool:
     """Return True if a node's agent differs from this vlaunch's."""
-    facts, path = site.facts_of(node), f"payload/{zipapps.AGENT}"
-    return facts is not None and facts.files.get(path) != payload_digests()[path]
+    facts = site.facts_of(node)
+    return facts is not None and facts.files.get(_AGENT) != agent_digest()
 
 
 def file_steps(

@@ -142,6 +142,7 @@ def choose_placement(
     dp: int | None = None,
     pcp: int = 1,
     backend: Backend = "ray",
+    alone: bool = True,
 ) -> Placement:
     """Choose a layout: TP = GPUs per node and PP = nodes by default.
 
@@ -153,6 +154,7 @@ def choose_placement(
         dp: number of replicas behind one endpoint, which share the GPUs equally.
         pcp: prefill context parallel size, for a single replica.
         backend: assigns ranks to nodes in its own way.
+        alone: no other server is to use the GPUs that are left: warn about them.
 
     Raises:
         PlacementError: the layout cannot run; the hint lists layouts that can.
@@ -164,7 +166,7 @@ def choose_placement(
                 f"{dp} replicas with prefill context parallelism cannot be placed",
                 hint="use one of the two: `--data-parallel-size`, or -- --prefill-context-parallel",
             )
-        return _place_replicas(inventory, dp, tp, pp, shape, backend)
+        return _place_replicas(inventory, dp, tp, pp, shape, backend, alone=alone)
     stage, chosen_pp, reason = _single_replica(inventory, tp, pp, pcp, shape)
     chosen_tp = stage // pcp
     fault = (
@@ -186,7 +188,7 @@ def choose_placement(
         else assign_ray_ranks(inventory, stage * chosen_pp)
     )
     placed = replace(placed, nodes=nodes)
-    return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
+    return replace(placed, warnings=tuple(_warnings(inventory, placed, shape, alone=alone)))
 
 
 _UNEVEN = "the GPUs of a stage cannot be divided by PCP"
@@ -242,6 +244,8 @@ def _place_replicas(
     pp: int | None,
     shape: ModelShape,
     backend: Backend,
+    *,
+    alone: bool,
 ) -> Placement:
     chosen_tp, chosen_pp, reason = _replica_sizes(inventory, dp, tp, pp)
     replica_size = chosen_tp * chosen_pp
@@ -263,7 +267,7 @@ def _place_replicas(
     placed = Placement(
         tp=chosen_tp, pp=chosen_pp, why=reason, nodes=nodes, dp=dp, experts=shape.experts
     )
-    warnings = _warnings(inventory, placed, shape)
+    warnings = _warnings(inventory, placed, shape, alone=alone)
     if backend == "ray" and shape.experts and len(nodes) > 1:
         warnings.append(
             "a replica of a mixture of experts on several nodes may hang under Ray (vLLM issues"
@@ -416,14 +420,16 @@ def _other_size(inventory: Inventory, option: str, size: int) -> int:
     )
 
 
-def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> list[str]:
+def _warnings(
+    inventory: Inventory, placed: Placement, shape: ModelShape, *, alone: bool
+) -> list[str]:
     warnings, tp = [], placed.tp
     if placed.crosses and not _is_single_gpu_rdma_cluster(inventory):
         warnings.append(
             f"TP {tp} crosses nodes: every layer waits for the network between them, which is"
             " slow without InfiniBand or RoCE"
         )
-    if placed.world < inventory.gpus:
+    if alone and placed.world < inventory.gpus:
         warnings.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
     if shape.kv_heads is not None and tp > shape.kv_heads:
         warnings.append(

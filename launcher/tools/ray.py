@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher import upstream
 from launcher.agent.rank_name import rank_name
 from launcher.core import untrusted
 from launcher.core.domain import Argv, Inventory, Node, long_options
@@ -100,13 +101,14 @@ def parse_nodes(rows: Any) -> tuple[RayNode, ...]:
 def parse_status(text: str) -> RayStatus:
     """Parse `ray status`; raises UnreadableAnswer when sections are missing."""
     sections = _split_sections(untrusted.truncate(text))
-    if "Active" not in sections:
+    if upstream.text("ray.status-active") not in sections:
         raise UnreadableAnswer(
             "`ray status` printed no `Active:` section", evidence=untrusted.excerpt(text, last=True)
         )
-    usage = sections.get("Total Usage", sections.get("Usage", []))
+    usage = sections.get(upstream.text("ray.status-usage"), sections.get("Usage", []))
     gpu = next((m for line in usage if (m := re.match(rf"{_AMOUNT}/{_AMOUNT} GPU\b", line))), None)
-    lines = [*sections["Active"], *sections.get("Idle", [])]
+    idle = sections.get(upstream.text("ray.status-idle"), [])
+    lines = [*sections[upstream.text("ray.status-active")], *idle]
     counts = [match[1] for line in lines if (match := re.match(r"([0-9]{1,9}) \S+", line))]
     if len(counts) < len(lines):
         raise UnreadableAnswer(

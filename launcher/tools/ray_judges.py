@@ -227,7 +227,7 @@ def parse_payload(answer: Answer) -> dict[str, Any]:
         raise UnreadableAnswer(
             f"{answer.node}: its agent runs another version of vlaunch",
             evidence=answer.tail,
-            hint="run `vlaunch down`, then `vlaunch up`: this stops its servers",
+            hint="run `vlaunch down`, then `vlaunch up`: this stops all servers",
         )
     if not isinstance(payload, dict):
         raise UnreadableAnswer(

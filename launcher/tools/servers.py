@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.agent import desired, observed, state
 from launcher.agent.desired import Desired
-from launcher.agent.observed import OVER, Observed
+from launcher.agent.observed import OVER, Drain, Observed
 from launcher.core.domain import Node
 from launcher.core.errors import RequestError
 from launcher.core.transport import Command
@@ -22,6 +22,7 @@ from launcher.tools.site import Site
 DEFAULT = "default"  # default name of a server
 OLD = 15.0  # seconds after which the agent's observations are outdated
 GOOD = ("answering", "busy")
+OTHER_VERSION = "its files are damaged, or of another version of vlaunch"
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
 # states of servers, nodes and batch jobs as shown to users, by their keys in JSON and labels
@@ -35,17 +36,24 @@ _SHOWN = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """Server: its spec (None if stopped), and its status `age` seconds ago (None if not observed
-    yet).
+    yet). An `unreadable` one has files of another version of vlaunch, and may run. `drain` is that
+    of the server before it, which it replaces.
     """
 
     name: str
     desired: Desired | None = None
     observed: Observed | None = None
     age: float = math.inf
+    unreadable: bool = False
+    drain: Drain | None = None
 
     @property
     def state(self) -> str:
-        """State, one of `observed.STATES`; `waiting` until the supervisor has read the spec."""
+        """State, one of `observed.STATES`; `waiting` until the supervisor has read the spec,
+        `unknown` for an unreadable one.
+        """
+        if self.unreadable:
+            return "unknown"
         if self.desired is None:
             return "stopped" if self.observed is None or self.observed.state in OVER else "stopping"
         return self.observed.state if self.observed is not None else "waiting"
@@ -63,12 +71,18 @@ class Server:
     @property
     def model(self) -> str:
         """Name of its model."""
-        return self.desired.model if self.desired else self.observed.model if self.observed else "?"
+        record = self.desired or self.observed
+        return record.model if record else "unknown model"
 
     @property
     def task(self) -> str:
         """Detected task of its model; empty before the first answer."""
         return self.observed.task if self.observed else ""
+
+    @property
+    def group(self) -> str:
+        """Name of its group: replicas of one server share it."""
+        return state.group_of(self.name)
 
     @property
     def label(self) -> str:
@@ -89,19 +103,29 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersState:
-    """Servers, and seconds since the last report of the agents, by node (`members`).
+    """Servers, and of the agents by node the seconds since the last report (`members`), and the
+    sha256 of the archive (`programs`), which older ones do not report.
 
     `agent` is the age of the head agent's observations in seconds, infinite if it does not answer.
     """
 
     servers: tuple[Server, ...] = ()
     members: Mapping[str, float] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
     agent: float = math.inf
 
     @property
     def running(self) -> tuple[Server, ...]:
         """Servers that use GPUs and ports."""
         return tuple(server for server in self.servers if server.runs)
+
+
+def gpus_by_node(server: Server) -> Mapping[str, int]:
+    """Return a server's GPUs on each node; Ray may have placed ranks elsewhere than planned."""
+    planned = server.desired.places if server.desired else {}
+    ranks = server.observed.ranks if server.observed else {}
+    counts = {node: len(names) for node, names in ranks.items()}
+    return counts if sum(counts.values()) == sum(planned.values()) else planned
 
 
 def query_servers(site: Site) -> Command:
@@ -119,8 +143,12 @@ def server_health(server: Server, agent: float) -> tuple[str, str]:
     if agent > OLD:
         return "unknown", describe_silence(agent)
     record = server.observed
+    if server.unreadable:
+        return "unknown", f"{OTHER_VERSION}; to stop it, run `vlaunch stop {server.name}`"
     if server.desired is None:
         return "stopping", record.doing if record else ""
+    if server.drain is not None:
+        return "waiting", f"the server before it is {server.drain.text}"
     if record is None:
         return "waiting", "the head's agent has not picked it up yet"
     return valid_verdict(record.verdict), record.reason
@@ -139,40 +167,44 @@ def describe_silence(agent: float) -> str:
 
 
 def parse_servers(answer: Mapping[str, Any]) -> ServersState:
-    """Parse the reply of the head's agent; skips unreadable servers of other versions."""
-    listed, members = answer.get("servers"), answer.get("members")
+    """Parse the reply of the head's agent; skips invalid servers."""
+    listed, members, programs = map(answer.get, ("servers", "members", "programs"))
     listed = listed if isinstance(listed, list) else []
     members = members if isinstance(members, Mapping) else {}
+    programs = programs if isinstance(programs, Mapping) else {}
+    parsed = (server for raw in listed if (server := _parse_server(raw)) is not None)
     return ServersState(
-        servers=tuple(server for raw in listed if (server := _parse_server(raw)) is not None),
+        servers=tuple(sorted(parsed, key=lambda s: (s.group, state.replica_number(s.name)))),
         members={str(node): _parse_age(age) for node, age in members.items()},
+        programs={str(node): str(digest) for node, digest in programs.items()},
         agent=_parse_age(answer.get("agent")),
     )
 
 
 def choose_server(candidates: Sequence[Server], name: str | None) -> Server:
-    """Return the server of that name, or the only server.
+    """Return the server of that name, or the only server; of several replicas, one that is ready
+    if there is one.
 
     Raises:
         RequestError: there is no such server, or there are several and none was named.
     """
     names = ", ".join(f"`{server.name}`" for server in candidates)
-    chosen = [server for server in candidates if name in (None, server.name)]
-    if len(chosen) == 1:
-        return chosen[0]
+    chosen = [server for server in candidates if name in (None, server.name, server.group)]
+    if len({server.group for server in chosen}) == 1:
+        return min(chosen, key=lambda server: server.state != "ready")
     if name is not None:
         raise RequestError(
-            f"no server `{name}` runs",
+            f"no server `{name}` is running",
             evidence=f"running: {names}" if names else "",
             hint="see `vlaunch status`",
         )
     if not candidates:
         raise RequestError(
-            "no server runs on this cluster", hint="start one: `vlaunch serve --model MODEL`"
+            "no server is running on this cluster", hint="start one: `vlaunch serve --model MODEL`"
         )
     raise RequestError(
-        f"{len(candidates)} servers run: {names}",
-        hint="choose one by its name in `vlaunch status`",
+        f"{len(candidates)} servers are running: {names}",
+        hint=f"choose one by its name: `--server {candidates[0].name}`",
     )
 
 
@@ -216,13 +248,19 @@ def _parse_server(raw: Any) -> Server | None:
         name = raw["name"]
         if not state.NAME.fullmatch(name):  # names appear in commands of hints
             return None
-        spec = None if raw.get("desired") is None else desired.parse_spec(raw["desired"])
-        record = None if raw.get("observed") is None else observed.parse_status(raw["observed"])
-    except (ValueError, LookupError, TypeError, AttributeError):
+        written, status = raw.get("desired"), raw.get("observed")
+    except (LookupError, TypeError, AttributeError):
         return None
+    try:
+        spec = None if written is None else desired.parse_spec(written)
+        record = None if status is None else observed.parse_status(status)
+    except ValueError:
+        return None if written is None else Server(name=name, unreadable=True)
+    drain = None
     if spec and record and (record.id, record.asked) != (spec.id, spec.asked):
-        record = None  # status of the previous server
-    return Server(name=name, desired=spec, observed=record, age=_parse_age(raw.get("age")))
+        drain, record = record.draining, None  # status of the previous server
+    age = _parse_age(raw.get("age"))
+    return Server(name=name, desired=spec, observed=record, age=age, drain=drain)
 
 
 def _parse_age(raw: Any) -> float:

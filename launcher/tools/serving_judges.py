@@ -202,11 +202,11 @@ def judge_job_room(
     unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
     text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
     if free >= minimum:
-        short = f"; of {maximum:g} that the job would use" if free < maximum else ""
+        short = f"; the job can use {maximum:g}" if free < maximum else ""
         return [passed("", text + short)]
     text += f", the job needs {minimum:g}{_describe_users(users)}"
     if queue:
-        return [Finding(node="", status="warn", text=f"{text}; it waits until they are free")]
+        return [Finding(node="", status="warn", text=f"{text}; the job waits until they are free")]
     commands = ", ".join(f"`{user.stop_command}`" for user in users)
     advice = (
         f"stop what uses them: {commands}" if commands else f"see what uses them: `{LIST_GROUPS}`"
@@ -227,7 +227,7 @@ def judge_job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
             f"{sizes.format_size(facts.disk_free)} free under {node.hf_home}, the job's files need"
             f" about {sizes.format_size(required)}",
             fix=(
-                "free space there, remove finished jobs (`vlaunch jobs --remove NAME`),\nor read"
+                "free space there, or remove finished jobs: `vlaunch jobs remove NAME`\nor read"
                 " from and write to a path of the nodes (`nodes:/…`) or an object store"
             ),
         )
@@ -289,7 +289,7 @@ def _judge_container(site: Site, node: Node) -> Finding | None:
     if not container.running:
         return failed(
             node,
-            f"its container is {container.status}",
+            f"its container is not running ({container.status})",
             fix="run `vlaunch up`, which restarts it",
         )
     return None
@@ -364,6 +364,8 @@ def _judge_absent_model(
         problem = f"lacks {scan.missing_file} of {name}"
     elif scan.where == "not cached":
         problem = f"does not have {name} in its cache"
+    if name.startswith("/") and scan.where != "lacks":
+        problem = f"has no model at {name}"
     if name.startswith("/") or scan.where == "missing":
         return failed(node, problem, fix=fix)
     if offline:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.agent.desired import Desired
 from launcher.tools import model, servers
 from launcher.tools.history import ServerRevision
 from launcher.tools.network_verdict import NetworkRecord
@@ -29,6 +30,17 @@ class ClusterSnapshot:
     def servers_state(self) -> ServersState:
         """The servers."""
         return servers.parse_servers(self.payload)
+
+    def with_server(self, spec: Desired) -> ClusterSnapshot:
+        """Return the snapshot with a server of this spec, which has not started yet."""
+        rows = self.payload.get("servers")
+        others = [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, Mapping) and row.get("name") != spec.name
+        ]
+        new = {"name": spec.name, "desired": spec.as_json()}
+        return replace(self, payload={**self.payload, "servers": [*others, new]})
 
     @property
     def weight_bytes(self) -> int:

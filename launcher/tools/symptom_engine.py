@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher import upstream
 from launcher.core import patterns
 from launcher.tools import known_hangs
 from launcher.tools.symptom import Symptom
@@ -16,14 +17,14 @@ NETWORK = (
     ),
     Symptom(
         id="nccl-interface",
-        pattern=r"Bootstrap : no socket interface found",
+        pattern=upstream.text("nccl.no-bootstrap-interface"),
         cause="NCCL cannot find the configured network interface",
         fix="correct `network: {interface: …}` in the inventory, then run `vlaunch up`",
         source="NCCL 2.30, bootstrap.cc; sglang 3820",
     ),
     Symptom(
         id="memlock",
-        pattern=r"ibv_reg_mr.*Cannot allocate memory",
+        pattern=upstream.text("nccl.memory-not-locked"),
         cause="NCCL is not allowed to lock the memory that RDMA needs",
         fix=(
             "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock), then run `vlaunch up`"
@@ -32,7 +33,7 @@ NETWORK = (
     ),
     Symptom(
         id="nccl-system-error",
-        pattern=r"unhandled system error",
+        pattern=upstream.text("nccl.system-error"),
         cause="NCCL is not allowed to lock memory, or shared memory is too small",
         fix=(
             "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock) and `shm: private`,"
@@ -42,10 +43,7 @@ NETWORK = (
     ),
     Symptom(
         id="shm-too-small",
-        pattern=(
-            r"creating shared memory segment /dev/shm/nccl-|exceeds (?:memory available in"
-            r" )?/dev/shm"
-        ),
+        pattern=upstream.any_of("nccl.shared-memory", "ray.store-too-large"),
         cause="/dev/shm in the container is too small",
         fix="set `shm: private` or a larger size in the inventory, then run `vlaunch up`",
         source="vllm 1710, 18831; MiniMax-01 42; Ray 2.60, _private/services.py",
@@ -55,32 +53,22 @@ NETWORK = (
 MEMORY = (
     Symptom(
         id="gpu-memory-held",
-        pattern=patterns.GPU_MEMORY_IN_USE,
-        cause="the free GPU memory is less than the engine's share",
+        **patterns.GPU_MEMORY_IN_USE._asdict(),
         fix=(
             "lower the share: `-- --gpu-memory-utilization 0.8`, or find what uses the memory:"
             " `vlaunch exec --host -- nvidia-smi`; if another program needs that GPU, remove it"
             " from the node's `gpus: [...]`, then run `vlaunch up`"
         ),
         source="vLLM 0.32, v1/worker/utils.py; vllm 20305, 42017, 20860",
-        batch=(
-            "lower `gpu_memory_utilization` under `engine: {args: …}`, or find what uses the"
-            " memory: `vlaunch exec --host -- nvidia-smi`"
-        ),
     ),
     Symptom(
         id="cpu-memory-held",
-        pattern=patterns.CPU_MEMORY_IN_USE,
-        cause="the free host memory is less than the engine's share",
+        **patterns.CPU_MEMORY_IN_USE._asdict(),
         fix=(
             "lower the share: `-- --gpu-memory-utilization 0.5`, or set the size of the KV cache:"
             " `-- --kv-cache-memory-bytes 1073741824`"
         ),
         source="vLLM 0.32, v1/worker/cpu_worker.py",
-        batch=(
-            "lower `gpu_memory_utilization` under `engine: {args: …}`, or set"
-            " `kv_cache_memory_bytes` there"
-        ),
     ),
     Symptom(
         id="gpu-memory-short",
@@ -151,14 +139,14 @@ MEMORY = (
     ),
     Symptom(
         id="cpu-head-size",
-        pattern=r"Unsupported CPU attention configuration",
+        pattern=upstream.text("vllm.cpu-head-size"),
         cause="vLLM's CPU attention does not support this model's head size",
         fix="choose a model with a head size of 32, 64, 80, 96, 112, 128, 192 or 256",
         source="seen with vLLM 0.32",
     ),
     Symptom(
         id="host-memory",
-        pattern=r"killed due to memory pressure \(OOM\)|OutOfMemoryError: \d+ (?:task|worker)",
+        pattern=upstream.any_of("ray.memory-pressure", "ray.memory-workers"),
         cause="a node ran out of host memory",
         fix="use a node with more memory than one rank's share of the checkpoint",
         source="vllm 2669, 1160; MiaAI-Lab/GLM-5.3-Flash-NVFP4-Dual-DGX-Spark 2",
@@ -185,54 +173,48 @@ MEMORY = (
 ENGINE = (
     Symptom(
         id="unknown-argument",
-        pattern=rf"unrecognized arguments: .*|error: argument .*|{patterns.UNKNOWN_ARGUMENT}",
-        cause="vLLM rejected an engine argument",
+        pattern=(
+            rf"unrecognized arguments: .*|error: argument .*|{patterns.UNKNOWN_ARGUMENT.pattern}"
+        ),
+        cause=patterns.UNKNOWN_ARGUMENT.cause,
         fix="list vLLM's arguments: `vlaunch exec --head -- vllm serve --help=all`",
         source="Python's argparse; vLLM 0.32, engine/arg_utils.py",
-        batch=(
-            "correct it under `engine: {args: …}`; list vLLM's arguments (write `_` for `-`):"
-            " `vlaunch exec --head -- vllm serve --help=all`"
-        ),
+        batch=patterns.UNKNOWN_ARGUMENT.batch,
     ),
     Symptom(
         id="context-too-long",
-        pattern=patterns.CONTEXT_TOO_LONG,
-        cause="the context is longer than the model supports",
+        **patterns.CONTEXT_TOO_LONG._asdict(),
         fix="lower it: `-- --max-model-len 4096`",
         source="vLLM 0.32, config/model.py",
-        batch="lower `max_model_len` under `engine: {args: …}`",
     ),
     Symptom(
         id="no-compiler",
-        pattern=patterns.NO_COMPILER,
-        cause="the image has no compiler, which vLLM needs during startup",
+        **patterns.NO_COMPILER._asdict(),
         fix=(
             "use an image with g++ (and nvcc, on GPUs), or turn compilation off: `--"
             " --enforce-eager`; FlashInfer's sampler needs none with"
             ' VLLM_USE_FLASHINFER_SAMPLER: "0" under `env:`'
         ),
         source="torch 2.13, _inductor/exc.py; vllm 49497; flashinfer 1781",
-        batch=(
-            "use an image with g++ (and nvcc, on GPUs), or turn compilation off: `enforce_eager:"
-            " true` under `engine: {args: …}`"
-        ),
     ),
     Symptom(
         id="compiled-graph-timeout",
-        pattern=r"RayChannelTimeoutError",
-        cause="a rank timed out in Ray's compiled graph, which only vLLM's old executor uses",
-        fix=(
-            "remove VLLM_USE_RAY_V2_EXECUTOR_BACKEND from `env:`; to keep it, raise"
-            " RAY_CGRAPH_get_timeout there"
+        pattern=upstream.text("ray.channel-timeout"),
+        cause=(
+            "a rank timed out in Ray's compiled graph, which only the old executor of vLLM up to"
+            " 0.32 uses"
         ),
-        source="vllm 27116, 29373, 19703",
+        fix=(
+            "remove VLLM_USE_RAY_V2_EXECUTOR_BACKEND from `env:` (0.33 ignores it: it has only the"
+            " new executor); to keep it with 0.32, raise RAY_CGRAPH_get_timeout there"
+        ),
+        source="vllm 27116, 29373, 19703; vLLM 0.33, v1/executor/abstract.py",
     ),
     Symptom(
         # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both, which the
         # derived image adds.
         id="cpu-experts",
-        pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*"
-        r"|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
+        pattern=upstream.any_of("vllm.communicator-gather", "vllm.communicator-scatter"),
         cause="vLLM's CPU build cannot run a mixture of experts on several ranks without Ray",
         fix="run `vlaunch serve` with `--backend ray`: its image has the missing part",
         source="seen with vLLM 0.32",
@@ -301,7 +283,7 @@ ENGINE = (
     # From here on: possibly harmless lines, and consequences of other failures.
     Symptom(
         id="rank-silent",
-        pattern=r"RPC call to \w+ timed out|No available shared memory broadcast block found",
+        pattern=upstream.any_of("vllm.rpc-timeout", "vllm.broadcast-timeout"),
         cause="a rank does not respond: it hangs, or the network between the nodes does",
         fix="read the logs of every node: `vlaunch logs`",
         source="vllm 46611, 50835, 43420",
@@ -309,11 +291,7 @@ ENGINE = (
     ),
     Symptom(
         id="nccl-unreachable",
-        pattern=(
-            r"returned (?:No route to host|Connection refused|Connection timed out|Network is"
-            r" unreachable), retrying|"
-            r"socketPollConnect: connect returned"
-        ),
+        pattern=upstream.any_of("nccl.connection-retried", "nccl.connection-polled"),
         cause="NCCL cannot reach another node: a firewall, or the wrong interface",
         fix=(
             "allow TCP between the nodes on all ports; find blocked ports: `vlaunch check --group"
@@ -324,7 +302,7 @@ ENGINE = (
     ),
     Symptom(
         id="rdma-unseen",
-        pattern=r"NET/IB : No device found",
+        pattern=upstream.text("nccl.no-ib-device"),
         cause="NCCL finds no RDMA device and uses TCP, although the inventory requires RDMA",
         fix="run `vlaunch check --group rdma`, then `vlaunch up` and `vlaunch check-nccl`",
         source="NCCL 2.30, net_ib/init.cc; vllm PR 42075, 7429; nccl 451",
@@ -348,7 +326,7 @@ ENGINE = (
     ),
     Symptom(
         id="object-store",
-        pattern=r"object store is using \S+ instead of /dev/shm",
+        pattern=upstream.text("ray.store-on-disk"),
         cause="/dev/shm is smaller than Ray's object store, which uses the slower disk",
         fix=(
             "set `shm: private`, a larger size or a smaller `ray: {object_store: …}` in the"
@@ -384,7 +362,7 @@ ENGINE = (
     ),
     Symptom(
         id="engine-slow",
-        pattern=r"Timed out waiting for engine core processes to start",
+        pattern=upstream.text("vllm.engine-slow"),
         cause="the engine was not ready within vLLM's time limit",
         fix="raise VLLM_ENGINE_READY_TIMEOUT_S under `env:`, or put the model on a faster disk",
         source="vLLM 0.32, envs.py",
@@ -392,10 +370,7 @@ ENGINE = (
     ),
     Symptom(
         id="rank-died",
-        pattern=(
-            r"RayWorkerProc rank=\[?\d.{0,40} died unexpectedly|EngineDeadError|EngineCore"
-            r" encountered a fatal error"
-        ),
+        pattern=upstream.any_of("vllm.ray-rank-died", "vllm.engine-dead", "vllm.engine-fatal"),
         cause="a rank died",
         fix="read the logs of every node: `vlaunch logs`; then run `vlaunch serve`",
         source="vLLM 0.32, v1/executor/ray_executor_v2.py",
@@ -404,14 +379,14 @@ ENGINE = (
     ),
     Symptom(
         id="engine-killed",
-        pattern=patterns.ENGINE_KILLED,
-        cause="the engine was killed, most likely for lack of host memory",
-        fix="check the kernel log: `vlaunch exec --host -- dmesg | tail`",
+        pattern=patterns.ENGINE_KILLED.pattern,
+        cause=patterns.ENGINE_KILLED.cause,
+        fix=patterns.ENGINE_KILLED.batch,
         source="vLLM 0.32, v1/engine/utils.py",
     ),
     Symptom(
         id="engine-failed",
-        pattern=r"Engine core initialization failed|WorkerProc hit an exception",
+        pattern=upstream.any_of("vllm.engine-failed", "vllm.worker-exception"),
         cause="the engine failed",
         fix="read the earlier lines: `vlaunch logs`",
         source="vLLM 0.32, v1/engine/core.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from launcher import upstream
 from launcher.core import patterns, untrusted
 from launcher.core.errors import NodeError
 from launcher.tools import host
@@ -33,10 +34,7 @@ _IMAGE = (
     ),
     Symptom(
         id="docker-permission",
-        pattern=(
-            r"permission denied while trying to connect to the [Dd]ocker|docker\.sock: connect:"
-            r" permission denied"
-        ),
+        pattern=upstream.any_of("docker.socket-permission", "docker.socket-connect"),
         cause="the SSH user has no access to Docker",
         fix=(
             "run `sudo usermod -aG docker USER` and log in again, or set `docker: [sudo, -n,"
@@ -46,10 +44,7 @@ _IMAGE = (
     ),
     Symptom(
         id="docker-down",
-        pattern=(
-            r"Cannot connect to the Docker daemon|docker\.sock: connect: (?:connection refused|no"
-            r" such file)"
-        ),
+        pattern=upstream.any_of("docker.daemon-unreachable", "docker.daemon-refused"),
         cause="Docker is not running on this node",
         fix=(
             "start it: `sudo systemctl start docker`; see why it stopped: `sudo journalctl -u"
@@ -59,7 +54,7 @@ _IMAGE = (
     ),
     Symptom(
         id="nvml-lost",
-        pattern=r"Failed to initialize NVML: Unknown Error",
+        pattern=upstream.text("nvidia-container-toolkit.devices-lost"),
         cause="the container lost its GPUs: a reload of systemd removed its access to the devices",
         fix=(
             "run `vlaunch down`, then `vlaunch up`; to prevent it, follow `vlaunch check --only"
@@ -69,9 +64,10 @@ _IMAGE = (
     ),
     Symptom(
         id="gpu-runtime",
-        pattern=(
-            r'could not select device driver ""|nvidia-container-cli: initialization error|Failed'
-            r" to initialize NVML"
+        pattern=upstream.any_of(
+            "docker.gpu-driver-missing",
+            "nvidia-container-toolkit.hook-failed",
+            "nvidia-container-toolkit.nvml-failed",
         ),
         cause="Docker cannot expose GPUs to containers",
         fix=(
@@ -92,7 +88,7 @@ _IMAGE = (
     ),
     Symptom(
         id="memlock-refused",
-        pattern=r"error setting rlimit type 8",
+        pattern=upstream.text("docker.limit-refused"),
         cause="Docker on this node cannot raise the locked-memory limit that RDMA needs",
         fix=(
             "run `sudo systemctl edit docker`, add `[Service]` with `LimitMEMLOCK=infinity`, and"
@@ -102,9 +98,7 @@ _IMAGE = (
     ),
     Symptom(
         id="rdma-devices-missing",
-        pattern=(
-            r"error gathering device information while adding custom device \"/dev/infiniband\""
-        ),
+        pattern=upstream.text("docker.device-missing"),
         cause="the node has no RDMA devices",
         fix=(
             "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
@@ -121,11 +115,13 @@ _IMAGE = (
             " container uses: `vlaunch exec --host -- docker image prune -a -f`"
         ),
         source="errno(3), ENOSPC",
-        batch="free space on the head, or remove finished jobs: `vlaunch jobs --remove NAME`",
+        batch="free space on the head, or remove finished jobs: `vlaunch jobs remove NAME`",
     ),
     Symptom(
         id="image-refused",
-        pattern=r"toomanyrequests|pull access denied|manifest unknown|manifest for .* not found",
+        pattern=upstream.any_of(
+            "docker.pull-limited", "docker.pull-denied", "docker.manifest-unknown"
+        ),
         cause="the registry denied access to this image, or does not have it",
         fix=(
             "check name and tag of `image:` in the inventory, run `docker login` on the node, or"
@@ -135,20 +131,22 @@ _IMAGE = (
     ),
     Symptom(
         id="registry-unreachable",
-        pattern=(
-            r"dial tcp: lookup .*|TLS handshake timeout|Client\.Timeout exceeded|network is"
-            r" unreachable"
+        pattern=upstream.any_of(
+            "docker.registry-lookup",
+            "docker.registry-handshake",
+            "docker.registry-timeout",
+            "docker.registry-network",
         ),
         cause="the node cannot reach the registry",
         fix=(
             "copy the image from a node that has it: `vlaunch image copy IMAGE`, or from this"
-            " machine with `--here`; to always do so, set `image_source: nodes` in the inventory"
+            " machine with `--local`; to always do so, set `image_source: nodes` in the inventory"
         ),
         source="Docker's error message",
     ),
     Symptom(
         id="image-name",
-        pattern=r"repository name must be lowercase|invalid reference format",
+        pattern=upstream.any_of("docker.name-lower-case", "docker.name-invalid"),
         cause="the image name is invalid",
         fix="correct `image:` in the inventory",
         source="Docker's error message",
@@ -158,14 +156,14 @@ _IMAGE = (
 _RAY = (
     Symptom(
         id="ray-token",
-        pattern=r"InvalidAuthToken|Authentication token is missing or incorrect",
+        pattern=upstream.text("ray.token-refused"),
         cause="this node's Ray token differs from the head's",
         fix="run `vlaunch down`, then `vlaunch up`",
         source="ray PR 64755; seen with Ray 2.60",
     ),
     Symptom(
         id="ray-version",
-        pattern=r"Version mismatch: The cluster was started with|Ray version mismatch",
+        pattern=upstream.any_of("ray.version-mismatch", "ray.version-mismatch-start"),
         cause="the nodes have different versions of Ray or Python",
         fix="remove the derived image on that node (`docker rmi --force`), then run `vlaunch up`",
         source="gpustack 1640, 2691; ray 7648",
@@ -180,17 +178,14 @@ _RAY = (
     ),
     Symptom(
         id="node-lost",
-        pattern=r"marked dead.*missed too many heartbeats|failed to respond to health check",
+        pattern=upstream.any_of("ray.node-dead", "ray.node-unhealthy", "ray.node-silent"),
         cause="the head lost contact with the node: a one-way firewall, or an overloaded node",
         fix="allow TCP from the head to this node on all ports",
         source="vllm 19960; ray 50419, 54035",
     ),
     Symptom(
         id="no-local-raylet",
-        pattern=(
-            r"Can't find a `node_ip_address\.json` file|none of these match this node's IP|ray"
-            r" client connection timeout"
-        ),
+        pattern=upstream.any_of("ray.no-raylet-file", "ray.client-timeout"),
         cause="the driver runs on a machine without a Ray node, or uses a `ray://` address",
         fix=(
             "start servers with `vlaunch serve`, which runs them in the head's container, and"
@@ -201,7 +196,7 @@ _RAY = (
     ),
     Symptom(
         id="port-taken",
-        pattern=r"EADDRINUSE|[Aa]ddress already in use|Port \d+ is already in use(?!, trying)",
+        pattern=rf"EADDRINUSE|[Aa]ddress already in use|{upstream.text('ray.port-in-use')}",
         cause="a port is already in use",
         fix="find the process: `sudo ss -ltnp`, or set another port under `ports:`",
         source="gpustack 6019; vllm 28498, 43206",
@@ -246,9 +241,7 @@ _MODEL = (
     ),
     Symptom(
         id="attention-heads",
-        pattern=(
-            r"Total number of attention heads \(\d+\) must be divisible by tensor parallel size"
-        ),
+        pattern=upstream.text("vllm.attention-heads"),
         cause="the number of attention heads is not divisible by TP",
         fix="choose a `--tp` that divides it",
         source="vLLM 0.32, config/model.py",
@@ -256,8 +249,7 @@ _MODEL = (
     ),
     Symptom(
         id="dense-data-parallel",
-        pattern=r"Offline data parallel mode is not supported/useful for dense models|"
-        r"Non-MoE models do not support external data parallel",
+        pattern=upstream.any_of("vllm.dense-offline-replicas", "vllm.dense-external-replicas"),
         cause="vLLM supports this data parallelism for mixtures of experts only, not dense models",
         fix="use vlaunch's `--data-parallel-size`, and remove VLLM_DP_* from `env:`",
         source="vllm PR 30739; seen with vLLM 0.32",
@@ -267,7 +259,7 @@ _MODEL = (
     ),
     Symptom(
         id="config-mismatch",
-        pattern=r"Configuration mismatch detected for engine",
+        pattern=upstream.text("vllm.config-mismatch"),
         cause="the server's nodes have different settings or versions of vLLM",
         fix="run `vlaunch check --only image`, then `vlaunch stop` and `vlaunch serve`",
         source="vLLM 0.32, v1/engine/utils.py",
@@ -277,35 +269,35 @@ _MODEL = (
 _PLACEMENT = (
     Symptom(
         id="world-size",
-        pattern=r"World size \(\d+\) is larger than the number of available GPUs",
+        pattern=upstream.text("vllm.world-size"),
         cause="vLLM is not configured to use Ray",
         fix="run `vlaunch serve` without your own `--distributed-executor-backend`",
         source="vllm 29447, PR 30140",
     ),
     Symptom(
         id="cpu-without-ray",
-        pattern=r"current platform cpu does not support ray",
+        pattern=upstream.text("vllm.cpu-without-ray"),
         cause="this image's CPU build has no Ray platform plugin",
         fix="set `accelerator: cpu` in the inventory, then run `vlaunch up`",
         source="seen with vLLM 0.32",
     ),
     Symptom(
         id="node-resource-missing",
-        pattern=r"No available node types can fulfill resource request .*'node:",
+        pattern=upstream.text("ray.node-resource-missing"),
         cause=(
             "Ray has no node with this address: VLLM_HOST_IP differs from the address with which"
             " the node joined"
         ),
         fix=(
-            "check `ip:` of the nodes, and remove VLLM_HOST_IP and"
-            " VLLM_USE_RAY_V2_EXECUTOR_BACKEND from `env:`"
+            "check `ip:` of the nodes, and remove VLLM_HOST_IP from `env:`; up to vLLM 0.32 also"
+            " VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
         ),
         source="vllm 7815, 12670; spark-vllm-docker 227",
         fatal=False,  # Ray prints this until the node joins.
     ),
     Symptom(
         id="placement-group-waits",
-        pattern=r"Waiting for creating a placement group of specs for (?:[3-9]\d|\d{3,}) seconds",
+        pattern=upstream.text("vllm.placement-group-waits-long"),
         cause="Ray has too few free GPUs for this request",
         fix="see what uses them: `vlaunch status`; free them: `vlaunch stop`",
         source="vllm 13909, 13388; aibrix 927",
@@ -320,7 +312,7 @@ _PLACEMENT = (
     ),
     Symptom(
         id="host-ip-not-unique",
-        pattern=r"Every node should have a unique IP address",
+        pattern=upstream.text("vllm.host-ip-not-unique"),
         cause="VLLM_HOST_IP is missing, or the same on two nodes",
         fix="check `ip:` of the nodes, and remove VLLM_HOST_IP from `env:`",
         source="vllm 7699, PR 7756, PR 43095",

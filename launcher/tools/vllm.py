@@ -5,11 +5,13 @@ Log lines have prefixes from Ray and vLLM's processes, so patterns do not match 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from launcher import upstream
 from launcher.agent import cause
 from launcher.core import untrusted
 from launcher.core.domain import Argv, ServerSpec, long_options
@@ -35,42 +37,53 @@ class Capacity:
 
 
 EXPERT_PARALLEL = "--enable-expert-parallel"
+# Of uvicorn, and of the Rust front end (VLLM_USE_RUST_FRONTEND; rust/src/server/src/lib.rs).
+API_READY = upstream.any_of("vllm.application-ready", "vllm.application-ready-rust")
 # In order. Lines of several ranks interleave, so phases only advance.
 PHASES = (
     Phase("start", "starting vLLM", r"(?!)"),
     Phase(
-        "config", "reading the model's configuration", r"non-default args:|Resolved architecture:"
+        "config",
+        "reading the model's configuration",
+        upstream.any_of("vllm.config-arguments", "vllm.config-architecture"),
     ),
-    Phase("engine", "starting the engine", r"Initializing a V1 LLM engine"),
+    Phase("engine", "starting the engine", upstream.text("vllm.engine-start")),
     Phase(
         "placement",
         "placing ranks on GPUs",
-        r"(?:Creating a new|Waiting for creating a) placement group|Creating placement groups for"
-        r" data parallel",
+        upstream.any_of(
+            "vllm.placement-group-new",
+            "vllm.placement-group-waits",
+            "vllm.placement-group-replicas",
+        ),
     ),
     Phase(
         "workers",
         "connecting the ranks",
-        r"world_size=\d+ rank=\d+|Bootstrap : Using|vLLM is using nccl",
+        upstream.any_of("vllm.worker-rank", "nccl.bootstrap", "vllm.nccl-version"),
     ),
-    Phase("load", "loading weights", r"Starting to load model|Loading \S+ checkpoint shards"),
+    Phase("load", "loading weights", upstream.any_of("vllm.load-start", "vllm.load-shards")),
     Phase(
         "warm-up",
         "compiling and warming up",
-        r"Warming up model for the compilation|Dynamo bytecode transform|[Cc]ompiling a graph for"
-        r"|torch\.compile takes",
+        upstream.any_of(
+            "vllm.warm-up-cpu",
+            "vllm.warm-up-dynamo",
+            "vllm.warm-up-compiles",
+            "vllm.warm-up-compiled",
+        ),
     ),
-    Phase("kv-cache", "allocating the KV cache", r"KV cache size: [\d,]+ tokens|# GPU blocks: \d+"),
-    Phase("graphs", "capturing graphs", r"Capturing CUDA graphs?|Capturing cudagraphs"),
-    Phase("api", "starting the API", r"Starting vLLM (?:API )?server|Available routes are"),
-    Phase("answer", "getting the first answer", r"Application startup complete"),
+    Phase("kv-cache", "allocating the KV cache", upstream.text("vllm.kv-cache-size")),
+    Phase("graphs", "capturing graphs", upstream.text("vllm.graphs-start")),
+    Phase("api", "starting the API", upstream.any_of("vllm.api-start", "vllm.api-routes")),
+    Phase("answer", "getting the first answer", API_READY),
 )
 
-_MEMORY_SHARE = 0.92  # `gpu_memory_utilization` in vllm/config/cache.py
+_MEMORY_SHARE = float(upstream.text("vllm.default-gpu-memory-utilization"))
 _GLOO_TIMEOUT = 1800.0  # seconds; torch's default (torch/csrc/distributed/c10d/Backend.hpp)
-_SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
-_KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
-_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
+_SHARDS = re.compile(upstream.text("vllm.load-progress"))
+_KV_LINE = re.compile(upstream.text("vllm.kv-cache-size"))
+_CONCURRENCY = re.compile(upstream.text("vllm.kv-cache-concurrency"))
 # Options that vlaunch sets, with the alternatives. A name that ends in `*` is a prefix.
 RESERVED = {
     "--model": "`--model` before the `--`",
@@ -220,6 +233,19 @@ def option_values(args: Sequence[str], *names: str) -> list[str]:
         name, separator, value = argument.partition("=")
         if name.replace("_", "-") in names:
             values.append(value if separator else following)
+    return values
+
+
+def all_values(args: Sequence[str], name: str) -> list[str]:
+    """Return all values of an option that takes several (`--name a b`); the last option counts."""
+    values = list[str]()
+    for number, argument in enumerate(args):
+        option, separator, value = argument.partition("=")
+        if option.replace("_", "-") == name:
+            following = itertools.takewhile(
+                lambda text: not text.startswith("-"), args[number + 1 :]
+            )
+            values = [value] if separator else list(following)
     return values
 
 

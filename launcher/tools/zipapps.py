@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePath
 
+from launcher.upstream import entries
+
 _LAUNCHER = Path(__file__).parents[1]
 Files = Mapping[str, bytes]  # contents by path in the archive
 AGENT, BATCH, NETWORK = "agent.pyz", "batch.pyz", "network.pyz"
@@ -29,7 +31,10 @@ def pack(files: Files, *, compress: bool = False) -> bytes:
 @cache
 def agent_files() -> Files:
     """Return the package `vlaunch_agent`: the agent, and clients such as that of `vlaunch chat`."""
-    return _package_files("vlaunch_agent", _LAUNCHER / "agent", "*.py")
+    files = _package_files("vlaunch_agent", _LAUNCHER / "agent", "*.py")
+    # The package itself in place of the module that refers to it.
+    del files["vlaunch_agent/upstream.py"]
+    return {**files, **_upstream_files("vlaunch_agent")}
 
 
 @cache
@@ -38,8 +43,13 @@ def batch_files() -> Files:
     main = b"from .batch.driver.__main__ import run\n\nrun()\n"
     return {
         **_package_files(
-            "vlaunch_batch", _LAUNCHER, "batch/driver/*.py", "agent/cause.py", "core/patterns.py"
+            "vlaunch_batch",
+            _LAUNCHER,
+            "batch/driver/**/*.py",
+            *("agent/cause.py", "agent/upstream.py", "core/interrupts.py", "core/patterns.py"),
+            "inventory/engine_args.py",
         ),
+        **_upstream_files("vlaunch_batch"),
         "vlaunch_batch/__main__.py": main,
         "__main__.py": (_LAUNCHER / "batch" / "desk.py").read_bytes(),
     }
@@ -49,8 +59,11 @@ def batch_files() -> Files:
 def network_files() -> Files:
     """Return the files of the network probe."""
     tls = _LAUNCHER / "distribute" / "tls.py"
+    programs = (*(_LAUNCHER / "network/probe").glob("*.py"), tls)
     return {
-        path.name: path.read_bytes() for path in (*(_LAUNCHER / "network/probe").glob("*.py"), tls)
+        **{path.name: path.read_bytes() for path in programs},
+        "launcher/__init__.py": b"",
+        **_upstream_files("launcher"),
     }
 
 
@@ -60,7 +73,15 @@ def copy_files() -> Files:
     return _package_files("vlaunch_copy", _LAUNCHER, "distribute/node/*.py", "distribute/tls.py")
 
 
-def _package_files(package: str, base: Path, *patterns: str) -> Files:
+def _upstream_files(package: str) -> Files:
+    """Return `launcher.upstream` with packed texts, as a part of a package."""
+    return {
+        f"{package}/upstream/__init__.py": (_LAUNCHER / "upstream" / "__init__.py").read_bytes(),
+        f"{package}/upstream/texts.py": entries.pack_texts(),
+    }
+
+
+def _package_files(package: str, base: Path, *patterns: str) -> dict[str, bytes]:
     """Return the modules below `base` that match `patterns`, as a package."""
     modules = {
         f"{package}/{path.relative_to(base)}": path.read_bytes()

@@ -1,4 +1,4 @@
-"""Certificates as `vlaunch up` delivers them, and such as it never would."""
+"""Certificates as `vlaunch up` delivers them, and invalid ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Authority:
         return created.sign(self.key, hashes.SHA256()).public_bytes(_PEM)
 
     def issue(self, node: str, ip: str = "127.0.0.1", days: float = 100.0) -> bytes:
-        """Return a node's certificate and key; one that ended some days ago has negative days."""
+        """Return a node's certificate and key; negative days: expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ipaddress.ip_address(ip)), x509.DNSName(node)]
         created = (
@@ -60,7 +60,7 @@ class Authority:
         return created.sign(self.key, hashes.SHA256()).public_bytes(_PEM) + private
 
     def deliver(self, folder: Path, node: str, ip: str = "127.0.0.1", days: float = 100.0) -> None:
-        """Write the files of a node, each replaced whole."""
+        """Write a node's files atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         for file, data in (
             ("AGENT_CA", self.certificate()),

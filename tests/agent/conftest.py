@@ -1,4 +1,4 @@
-"""Fixtures of several tests of the agent."""
+"""Fixtures of the agent's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METRICS = (
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Ray's dashboard and vLLM's API on one port."""
+    """A server of Ray's dashboard and vLLM's API on one port."""
     with Server() as running:
         running.answers |= {
             "/health": "",
@@ -39,9 +39,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this process have a container's secrets and files: `secrets` and `state` in the folder
-    that is returned.
-    """
+    """A folder with a container's `secrets` and `state`."""
     (tmp_path / "secrets").mkdir()
     (tmp_path / "state").mkdir()
     (tmp_path / "secrets" / "RAY_AUTH_TOKEN").write_text("ray-token\n")
@@ -53,7 +51,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock for all that the keeper does."""
+    """The supervisor's clock."""
     created = Clock()
     for module in (supervisor, monitor, start_conditions, reservation):
         monkeypatch.setattr(module, "Background", Now)
@@ -64,16 +62,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: Clock) -> Make:
-    """Put a server on a stage."""
-    return lambda want=TWO, *args: Stage(tmp_path, clock, want, *args)
+    """A function that puts a server on a stage."""
+    return lambda spec=TWO, *args: Stage(tmp_path, clock, spec, *args)
 
 
 @pytest.fixture
 def ready(make: Make) -> Make:
-    """Put a server on a stage, and let it answer."""
+    """A function that puts a server on a stage and starts it."""
 
-    def answered(want: Desired = TWO, *args: str) -> Stage:
-        stage = make(want, *args)
+    def answered(spec: Desired = TWO, *args: str) -> Stage:
+        stage = make(spec, *args)
         stage.until("ready")
         stage.run(10)
         return stage

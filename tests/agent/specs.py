@@ -1,4 +1,4 @@
-"""Servers that are wanted, for the tests of what keeps them."""
+"""Specs of servers, for tests of the agent."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from launcher.agent.desired import Desired, Policy, ProcessSpec, Ray
 
-# Pauses and looks of tests with a clock of their own.
+# Intervals of tests with a manual clock.
 POLICY = Policy(canary=5.0, stuck=360.0, start_timeout=100.0, grace=1.0)
 HEADLESS = ("vllm", "serve", "m", "--headless")  # a process without an API
 
 
 def process(node: str, *argv: str, **fields: Any) -> ProcessSpec:
-    """Return a process of an engine on a node."""
+    """Return one process of an engine on a node."""
     return ProcessSpec(node=node, argv=argv or ("vllm", "serve", "m"), **fields)
 
 
 def mp(*nodes: str, **fields: Any) -> Desired:
-    """Return a server with one process on each node, one GPU each; the first has the API."""
+    """Return an `mp` server: a process with one GPU per node; the first has the API."""
     settings: dict[str, Any] = {
         "name": "chat",
         "id": "abcd1234",
@@ -34,9 +34,7 @@ def mp(*nodes: str, **fields: Any) -> Desired:
 
 
 def ray(*nodes: str, **fields: Any) -> Desired:
-    """Return a server that is one process on the first node, whose ranks Ray runs on all of
-    them.
-    """
+    """Return a server of one process on the first node, with Ray's ranks on all nodes."""
     settings: dict[str, Any] = {
         "backend": "ray",
         "processes": (process(nodes[0]),),
@@ -47,7 +45,7 @@ def ray(*nodes: str, **fields: Any) -> Desired:
 
 
 def hybrid(*nodes: str, **fields: Any) -> Desired:
-    """Return a server with one replica on each node, which has an API of its own."""
+    """Return a server with one replica, and an API, per node."""
     processes = tuple(process(node, replicas=(at, 1)) for at, node in enumerate(nodes))
     addresses = {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)}
     settings = {"processes": processes, "replicas": len(nodes), "addresses": addresses}
@@ -55,5 +53,5 @@ def hybrid(*nodes: str, **fields: Any) -> Desired:
 
 
 TWO = mp("gpu1", "gpu2")
-AWAY = mp("gpu2", "gpu3")  # the head has no process of it
+AWAY = mp("gpu2", "gpu3")  # no process on the head
 RAY = ray("gpu1", "gpu2")

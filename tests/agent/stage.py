@@ -1,6 +1,4 @@
-"""A keeper on a stage: nodes that do what is ordered, an engine that behaves as a test says, and a
-clock that a test turns.
-"""
+"""A supervisor on a stage: nodes that obey orders, a scripted engine, and a manual clock."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import Any
 
 from launcher.agent import records, state
 from launcher.agent.desired import Desired
+from launcher.agent.front import Rotation
 from launcher.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
 from launcher.agent.observed import Observed
 from launcher.agent.ray_view import Culprit, RayRank
@@ -22,25 +21,24 @@ HEAD = "gpu1"
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Replacement of the module `time`."""
 
     def __init__(self) -> None:
         self.now = 10_000.0
 
     def monotonic(self) -> float:
-        """Seconds since this host booted."""
+        """Return the seconds since the host's boot."""
         return self.now
 
     def time(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return 1e9 + self.now
 
 
 @dataclass
 class Node:
-    """State of an agent and its reports of the server.
-
-    `slow`: its engine takes so many seconds to end; `waits`: what a start lacks.
+    """An agent's state and its reports of the server. `slow`: seconds until its engine exits;
+    `waits`: the reason why a start waits.
     """
 
     boot: str = "b1"
@@ -53,16 +51,14 @@ class Node:
     slow: float = 0.0
     until: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)  # while it runs
-    ranks: list[int] = field(default_factory=list)  # the processes that Ray runs here
-    stacks: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # of each rank, innermost first
-    number: int = 0  # of the samples of these, each of which is `sampled` at a time
+    ranks: list[int] = field(default_factory=list)  # processes of Ray on this node
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)  # per rank, innermost first
+    number: int = 0  # of the ranks to sample; `sampled` counts the samples
     sampled: float = 0.0
     idle: dict[str, Any] = field(default_factory=dict)  # reported in any case
 
     def obey(self, order: Order | None, now: float) -> None:
-        """Do what an agent does."""
+        """Carry out an order."""
         if self.state == "running" and (
             order is None or order.phase == PREPARE or order.generation != self.last
         ):
@@ -85,7 +81,7 @@ class Node:
             self.number, self.sampled = self.number + 1, now
 
     def report(self) -> dict[str, Any]:
-        """Return what an agent says."""
+        """Return the agent's report."""
         payload: dict[str, Any] = {
             "state": self.state,
             "last": self.last,
@@ -117,50 +113,54 @@ class Node:
 
 
 class Lead:
-    """Stands in for the head's `Leader`."""
+    """Replacement of the head's `Leader`."""
 
     name = HEAD
 
     def __init__(self) -> None:
         self.ray = "b1.1"
         self.nodes: dict[str, Node] = {}
-        # nodes whose agents are not here, and why they count as gone: empty when not yet
+        # disconnected nodes, and why they count as gone; empty: not yet
         self.away: dict[str, str] = {}
-        self.stale: set[str] = set()  # that are connected, and silent
-        self.late: set[str] = set()  # that have not carried out yet what they were ordered last
+        self.patience = 0.0  # longest extra time to reconnect that has passed, in seconds
+        self.stale: set[str] = set()  # connected, but silent
+        self.late: set[str] = set()  # with pending orders
         self.reports: dict[str, ServerReport] = {}
+        self.rotations: dict[str, dict[str, Rotation]] = {}  # in the fronts of nodes
 
     def is_connected(self, node: str) -> bool:
-        """True when a node's agent is connected."""
+        """Return whether a node's agent is connected."""
         return node in self.nodes and node not in self.away
 
     def is_reporting(self, node: str) -> bool:
-        """True when it was heard a moment ago."""
+        """Return whether a node's agent has reported recently."""
         return self.is_connected(node) and node not in self.stale
 
     def report(self, node: str, _: str) -> ServerReport:
-        """Return its last report."""
+        """Return a node's last report."""
         return self.reports.get(node, NOTHING) if self.is_connected(node) else NOTHING
 
+    def fronts(self) -> dict[str, dict[str, Rotation]]:
+        """Return the servers in the fronts of connected nodes."""
+        return {node: front for node, front in self.rotations.items() if node not in self.away}
+
     def orders_done(self, node: str) -> bool:
-        """True when it has carried out what it was ordered last."""
+        """Return whether a node has carried out its last orders."""
         return self.is_connected(node) and node not in self.late
 
     def boot_of(self, node: str) -> str:
-        """Return what changes when its container starts anew."""
+        """Return an ID of the container's start."""
         return self.nodes[node].boot if self.is_connected(node) else ""
 
-    def gone_reason(self, node: str) -> str:
-        """Say why it is gone."""
-        return self.away.get(node, "")
+    def gone_reason(self, node: str, patience: float = 0.0) -> str:
+        """Return the reason why a node counts as gone."""
+        return self.away.get(node, "") if patience <= self.patience else ""
 
 
 @dataclass
 class Engine:
-    """Behaviour of the engine: answers, steps for others, and messages of its API.
-
-    `mute` are replicas that neither answer nor end steps; `failing` is the status and text of
-    canaries that come back as no answer.
+    """The engine's behaviour: answers, steps for other clients, and messages of its API. `mute`
+    replicas neither answer nor complete steps; `failing` is the status and text of failed canaries.
     """
 
     takes: float = 3.0  # seconds until its first answer
@@ -173,27 +173,27 @@ class Engine:
     resting: str = ""
     task: str = "chat"
     refused: str = ""
-    open: int = 0  # requests of others
+    open: int = 0  # requests of other clients
     failed: float = 0.0
     capacity: dict[str, str] = field(default_factory=dict)
 
 
 class Stage:
-    """A server that is kept in a folder, on nodes that are all there at first."""
+    """A server on connected nodes."""
 
-    def __init__(self, folder: Path, clock: Clock, want: Desired, *args: str) -> None:
+    def __init__(self, folder: Path, clock: Clock, spec: Desired, *args: str) -> None:
         self.folder, self.clock, self.lead, self.engine = folder, clock, Lead(), Engine()
         self.answered = self.steps = 0
         self.asking = self.failing = 0.0
-        self.waits: dict[str, float] = {}  # for how long each mute replica has let a canary wait
+        self.waits: dict[str, float] = {}  # age of the canary of every mute replica
         self.began: dict[int, float] = {}
-        self.transitions: list[tuple[str, str]] = []  # each state, with what was being done
-        self.mute: set[str] = set()  # nodes whose API has never answered
+        self.transitions: list[tuple[str, str]] = []  # states, with the current activity
+        self.mute: set[str] = set()  # nodes with an API that has never answered
         for node in dict.fromkeys(
-            (HEAD, *(process.node for process in want.processes), *want.places, *args)
+            (HEAD, *(process.node for process in spec.processes), *spec.places, *args)
         ):
             self.lead.nodes[node] = Node()
-        self.want(want)
+        self.store_spec(spec)
         self.keeper = self.boot()
 
     def boot(self) -> Supervisor:
@@ -201,8 +201,8 @@ class Stage:
         self.keeper = Supervisor("chat", str(self.folder), self.lead, self.clock)  # type: ignore[arg-type]
         return self.keeper
 
-    def want(self, server: Desired | None) -> None:
-        """Want a server, or none."""
+    def store_spec(self, server: Desired | None) -> None:
+        """Store a spec, or remove it."""
         file = self.folder / "chat" / "desired.json"
         if server is None:
             file.unlink()
@@ -212,7 +212,7 @@ class Stage:
 
     @property
     def status(self) -> Observed:
-        """The status in the record."""
+        """The recorded status."""
         status = state.read_status("chat", str(self.folder))
         assert status is not None
         return status
@@ -224,12 +224,12 @@ class Stage:
 
     @property
     def phases(self) -> dict[str, str]:
-        """The phase of each node's order."""
+        """The phase of every node's order."""
         return {node: item.phase for node, item in self.orders.items()}
 
     @property
     def history(self) -> list[str]:
-        """Ids of the servers in the history."""
+        """IDs of the servers in the history."""
         file = self.folder / "chat" / "history.json"
         return (
             [load["desired"]["id"] for load in json.loads(file.read_text())]
@@ -238,12 +238,12 @@ class Stage:
         )
 
     def kill(self, node: str, how: str = KILLED, cause: str = "", evidence: str = "") -> None:
-        """End the engine's process on a node."""
+        """Kill the engine's process on a node."""
         self.lead.nodes[node].state = "idle"
         self.lead.nodes[node].ended = {"ended": how, "cause": cause, "evidence": evidence}
 
     def step(self, seconds: float = 0.5) -> None:
-        """Let some time pass, and everybody look once."""
+        """Advance the clock, and run everything once."""
         self.clock.now += seconds
         for node, item in self.lead.nodes.items():
             if node not in self.lead.away:
@@ -262,12 +262,12 @@ class Stage:
             self.transitions.append((observed.state, observed.doing))
 
     def run(self, seconds: float, step: float = 0.5) -> None:
-        """Let so much time pass."""
+        """Advance the clock by some seconds."""
         for _ in range(round(seconds / step)):
             self.step(step)
 
     def until(self, *states: str, within: float = 60.0, step: float = 0.5) -> Observed:
-        """Let time pass until the server is in such a state; its record is returned."""
+        """Advance the clock until the server reaches a state; return its record."""
         for _ in range(round(within / step)):
             self.step(step)
             if self.status.state in states:
@@ -275,7 +275,7 @@ class Stage:
         raise AssertionError(f"not {states} within {within} s: {self.status}\n{self.transitions}")
 
     def _serve(self, seconds: float) -> None:
-        """Let the engine do what it does, if all of its processes run."""
+        """Let the engine answer if all of its processes run."""
         nodes = [self.lead.nodes[process.node] for process in self.spec.processes]
         alive = all(node.state == "running" for node in nodes)
         began = self.began.setdefault(nodes[0].last, self.clock.now)
@@ -304,11 +304,11 @@ class Stage:
         return report
 
     def probe(self, *replicas: str) -> dict[str, Any]:
-        """Return what is known of an API, and of replicas behind it."""
+        """Return the state of an API and of the replicas behind it."""
         engine, keys = self.engine, ("", *replicas)
         came = {key: [self.answered, 0.1 + self.asking] for key in keys}
         waits = {key: wait for key, wait in self.waits.items() if key in replicas}
-        if len(replicas) == 1 and waits:  # the only one behind an API is asked as the whole
+        if len(replicas) == 1 and waits:  # a single replica behind an API has no number
             waits = {"": waits[replicas[0]]}
         mute = {*waits, *self.engine.mute}
         came |= {key: [1, 0.1 + sum(waits.values())] for key in keys if key in mute}
@@ -338,7 +338,7 @@ class Stage:
 
 
 class Now:
-    """Stands in for `keeper.Background`: what takes its time has it done at once."""
+    """Replacement of `supervisor.Background`: runs work at once."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.value, self.error, self.done, self.began = None, "", True, 0.0
@@ -352,7 +352,7 @@ Make = Callable[..., Stage]
 
 
 class View:
-    """Stands in for `RayView`."""
+    """Replacement of `RayView`."""
 
     lacks: Any = ""
     looked: list[int]
@@ -363,7 +363,7 @@ class View:
         View.looked = []
 
     def missing_reason(self, looks: int) -> str:
-        """Return why a start waits."""
+        """Return the reason why a start waits."""
         View.looked.append(looks)
         if isinstance(View.lacks, Exception):
             raise View.lacks

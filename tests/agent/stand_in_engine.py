@@ -1,11 +1,10 @@
-"""Stands in for `vllm serve` on one node: prints, answers, and misbehaves as files in a folder say.
+"""A fake `vllm serve` on one node, scripted by files in a folder.
 
-Usage: stand_in_engine.py FOLDER RANK PORT. Rank 0 has the API. Files: `typo` (it ends at once),
-`slow` (no completion comes back), `broken` (completions are answered with 500), `dead` (so is
-`/health`, with 503), `asleep` (it says so, and answers nothing), `bound` (no completion comes back
-when another rank has ended), `brittle` (rank 0 ends when another one has), `stubborn` (it ignores
-the polite signal), `child` (it has one, which does too), `orphan` (it leaves one that ends at
-once).
+Usage: stand_in_engine.py FOLDER RANK PORT; rank 0 has the API. Files: `typo` (exit at once), `slow`
+(never complete), `broken` (answer completions with 500), `dead` (`/health` too, with 503), `asleep`
+(report sleep, answer nothing), `bound` (never complete once another rank has exited), `brittle`
+(rank 0 exits once another rank has), `stubborn` (ignore SIGTERM), `child` (start a child that
+ignores it), `orphan` (leave a child that exits at once).
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ PARENT = os.getppid()
 
 
 def exists(name: str) -> bool:
-    """True when the folder has the file."""
+    """Return whether the folder has a file."""
     return os.path.exists(f"{FOLDER}/{name}")  # noqa: PTH110 - it starts often: pathlib takes long to import
 
 
 def note(name: str, text: object) -> None:
-    """Add a line to a file of the folder."""
+    """Append a line to a file of the folder."""
     with open(f"{FOLDER}/{name}", "a", encoding="utf-8") as file:  # noqa: PTH123
         file.write(f"{text}\n")
 
 
 def alone() -> bool:
-    """True when the process of another rank has ended."""
+    """Return whether another rank's process has exited."""
     if not exists("engine1"):
         return False
     with open(f"{FOLDER}/engine0", encoding="utf-8") as lines:  # noqa: PTH123
@@ -49,7 +48,7 @@ def alone() -> bool:
 
 
 def serve() -> None:
-    """Answer as vLLM does with a model that cannot chat."""
+    """Answer as vLLM does with a model without a chat template."""
     import json
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,7 +57,7 @@ def serve() -> None:
 
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Health, models and counters."""
+            """Answer for health, models and counters."""
             counters = {
                 "generation_tokens_total": done[0],
                 "num_requests_running": 2,
@@ -79,7 +78,7 @@ def serve() -> None:
             self._say(*payload.get(self.path, (404, "")))
 
         def do_POST(self) -> None:
-            """A completion."""
+            """Answer a completion."""
             self.rfile.read(int(self.headers["Content-Length"]))
             if self.path == "/v1/chat/completions":
                 return self._say(400, "default chat template is no longer allowed")
@@ -101,7 +100,7 @@ def serve() -> None:
                 pass
 
         def log_message(self, *_: object) -> None:
-            """Nothing: only the engine prints."""
+            """Do not log: only the engine prints."""
 
     ThreadingHTTPServer.daemon_threads = True
     threading.Thread(

@@ -24,7 +24,7 @@ def complete(server: Server, **fields: Any) -> Any:
 
 
 def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text and fingerprint; the key travels in the header, and proxies are ignored."""
+    """It has text and fingerprint; the key is sent as a header, and proxies are ignored."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     reply = complete(server)
 
@@ -34,17 +34,15 @@ def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert post[3]["messages"] == [{"role": "user", "content": "Say hello."}]
 
 
-def test_a_completion_without_a_token_is_none(server: Server) -> None:
-    """Though its status is 200."""
+def test_an_empty_completion_is_no_answer(server: Server) -> None:
+    """Although its status is 200."""
     server.answers["/v1/chat/completions"] = {**CHAT, "usage": {"completion_tokens": 0}}
 
     assert complete(server).error == "a completion without a token"
 
 
-def test_every_replica_is_asked(server: Server) -> None:
-    """One completion goes where vLLM sends it, and one more to each replica, whose own counters
-    prove the answer.
-    """
+def test_every_replica_is_tested(server: Server) -> None:
+    """One unrouted completion, then one per replica; the replica's counters prove its answer."""
     server.replicas = Replicas()
     reply = complete(server, engines=2)
 
@@ -53,24 +51,22 @@ def test_every_replica_is_asked(server: Server) -> None:
     assert {call[2] for call in server.requests} == {"Bearer api-key"}
 
 
-def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Server) -> None:
-    """A vLLM that does not read the header lets another replica answer; the one that was asked has
-    not proven anything.
-    """
+def test_an_answer_without_its_counter_proves_nothing(server: Server) -> None:
+    """An old vLLM ignores the header, and another replica answers."""
     server.replicas = Replicas(obeyed=False)
 
     assert complete(server, engines=2).error == "replica 1 did not answer: it generated no tokens"
 
 
-def test_without_counters_answers_have_to_do(server: Server) -> None:
-    """`--disable-log-stats` leaves no counters."""
+def test_without_counters_answers_suffice(server: Server) -> None:
+    """`--disable-log-stats` removes the counters."""
     server.replicas = Replicas(counting=False)
 
     assert len(complete(server, engines=2).replicas) == 2
 
 
 def test_a_replica_that_refuses(server: Server) -> None:
-    """Its words come along, and the others' answers stand."""
+    """Its message is reported, and the answers of other replicas count."""
     server.replicas = Replicas(refusing={1: (500, "EngineDeadError")})
     reply = complete(server, engines=2)
 
@@ -78,7 +74,7 @@ def test_a_replica_that_refuses(server: Server) -> None:
 
 
 def test_a_model_without_a_chat_template(server: Server) -> None:
-    """A base model is asked in the way it can answer."""
+    """A base model gets a completion request."""
     server.answers["/v1/chat/completions"] = (
         400,
         '{"error": "default chat template is no longer allowed"}',
@@ -102,7 +98,7 @@ def test_a_model_without_a_chat_template(server: Server) -> None:
 def test_a_refusal_is_an_answer(
     server: Server, path: str, answer: tuple[int, str], status: int
 ) -> None:
-    """Its status and words come back."""
+    """Its status and message are reported."""
     server.answers[path] = answer
     reply = complete(server)
 
@@ -110,7 +106,7 @@ def test_a_refusal_is_an_answer(
 
 
 def test_no_answer_in_time(server: Server) -> None:
-    """There is no status."""
+    """The answer has no status."""
     release: list[object] = []
     server.answers["/v1/chat/completions"] = lambda _: api.wait_until(lambda: release, 10) or ""
     reply = complete(server, timeout=1.0)
@@ -123,7 +119,7 @@ NOT_FOUND = (404, '{"detail":"Not Found"}')
 
 
 def requested_paths(server: Server) -> list[str]:
-    """Return the paths that were asked by POST."""
+    """Return the paths of the POST requests."""
     return [path for verb, path, *_ in server.requests if verb == "POST"]
 
 
@@ -136,8 +132,8 @@ def requested_paths(server: Server) -> list[str]:
         ("tiny-colbert", "rerank", "a score of "),
     ],
 )
-def test_what_real_models_do_is_found_out(server: Server, model: str, task: str, came: str) -> None:
-    """By what each route of vLLM's CPU build said of each."""
+def test_the_task_of_real_models(server: Server, model: str, task: str, came: str) -> None:
+    """From recorded answers of vLLM's CPU build on every route."""
     del server.answers["/v1/chat/completions"]
     server.answers |= {path: tuple(reply) for path, reply in RECORDED[model].items()}
     reply = complete(server)
@@ -145,7 +141,7 @@ def test_what_real_models_do_is_found_out(server: Server, model: str, task: str,
     assert reply.came.startswith(came)
 
 
-def test_one_way_that_is_broken_is_not_all(server: Server) -> None:
+def test_one_broken_route_is_not_fatal(server: Server) -> None:
     """An answer to another task counts."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers |= {
@@ -157,8 +153,8 @@ def test_one_way_that_is_broken_is_not_all(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 401, 500])
-def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) -> None:
-    """Is told with what it does: a key that is wrong, an engine that is dead, no answer in time."""
+def test_failures_of_an_embedding_model(server: Server, status: int) -> None:
+    """Reported with the task: a wrong key, a dead engine, a timeout."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     release: list[object] = []
     server.answers["/v1/embeddings"] = (
@@ -172,8 +168,8 @@ def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) ->
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
-def test_silence_proves_nothing_of_a_model_that_transcribes(server: Server, status: int) -> None:
-    """Whatever it says to it: `/health` has to do, and what it said is told."""
+def test_a_transcription_model_without_speech_support(server: Server, status: int) -> None:
+    """`/health` must suffice, and the refusal is reported."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/audio/transcriptions"] = (status, "too quiet")
     reply = complete(server)
@@ -183,8 +179,8 @@ def test_silence_proves_nothing_of_a_model_that_transcribes(server: Server, stat
     assert reply.came == "an answer of `/health` alone"
 
 
-def test_speech_is_asked_for_in_a_form(server: Server) -> None:
-    """Whose transcription may be empty."""
+def test_speech_is_sent_as_a_form(server: Server) -> None:
+    """Its transcription may be empty."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/audio/transcriptions"] = {"text": ""}
     reply = complete(server)
@@ -193,8 +189,8 @@ def test_speech_is_asked_for_in_a_form(server: Server) -> None:
     assert b"silence.wav" in server.requests[-1][3]
 
 
-def test_a_server_without_any_route_we_know(server: Server) -> None:
-    """Is asked how it is, and nothing else; that it says so itself is told."""
+def test_a_server_without_known_routes(server: Server) -> None:
+    """Only its health is queried, and the report says so."""
     del server.answers["/v1/chat/completions"]
     reply = complete(server)
     assert (reply.task, reply.refused) == ("health", "it has no known route")
@@ -203,8 +199,8 @@ def test_a_server_without_any_route_we_know(server: Server) -> None:
     assert complete(server).status == 503
 
 
-def test_an_answer_that_is_none(server: Server) -> None:
-    """Though its status is 200."""
+def test_an_invalid_answer(server: Server) -> None:
+    """Although its status is 200."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/embeddings"] = {"data": []}
     reply = complete(server)
@@ -213,10 +209,8 @@ def test_an_answer_that_is_none(server: Server) -> None:
     assert reply.error == 'no answer of /v1/embeddings: {"data": []}'
 
 
-def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
-    """Are asked as often as there are some; whose answers came nobody can say, and no counter is
-    held against them.
-    """
+def test_replicas_chosen_by_vllm(server: Server) -> None:
+    """One request per replica; without knowing which replica answers, counters are not compared."""
     server.answers["/metrics"] = Replicas().metrics()
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
@@ -226,9 +220,9 @@ def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
     assert requested_paths(server).count("/v1/embeddings") == 3
 
 
-def test_a_model_that_gives_a_vector_a_token_and_ranks_nothing(server: Server) -> None:
-    """Such as a reward model: `/pooling` is all that it has. (Recorded of one that ranks, too,
-    whose `/rerank` is left out.)
+def test_a_token_embedding_model(server: Server) -> None:
+    """Such as a reward model with `/pooling` alone. (Recorded from a model that also ranks, without
+    its `/rerank`.)
     """
     del server.answers["/v1/chat/completions"]
     server.answers |= {path: tuple(reply) for path, reply in RECORDED["tiny-colbert"].items()}

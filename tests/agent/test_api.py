@@ -21,7 +21,7 @@ def where(server: Server, **fields: Any) -> QueryTarget:
 
 
 def test_the_counters_of_a_real_server() -> None:
-    """Recorded after seven requests; the sum of all replicas, and 5xx of those who asked."""
+    """Recorded after seven requests: the sum over all replicas, and 5xx answers to clients."""
     result = api.parse_counters(METRICS)
     assert result is not None
 
@@ -39,10 +39,8 @@ def test_the_counters_of_a_real_server() -> None:
     assert failing.failed == 3.0
 
 
-def test_what_progress_is() -> None:
-    """Tokens and requests that ended; aborted ones are our own canaries, and what waits is no work
-    that was done.
-    """
+def test_progress() -> None:
+    """Tokens and completed requests; aborted ones are canaries, and waiting ones no progress."""
     result = api.parse_counters(METRICS)
     waiting = api.parse_counters(
         re.sub(r"(?m)^(vllm:num_requests_waiting\{.*) 0.0$", r"\1 9.0", METRICS)
@@ -58,7 +56,7 @@ def test_what_progress_is() -> None:
 
 
 def test_progress_of_one_replica() -> None:
-    """Each has its own lines."""
+    """Every replica has its own lines."""
     two = api.parse_counters(
         METRICS + METRICS.replace('engine="0"', 'engine="1"').replace("} 53.0", "} 99.0")
     )
@@ -81,13 +79,13 @@ def test_progress_of_one_replica() -> None:
         *(f"vllm:generation_tokens_total {odd}\n" for odd in ("NaN", "+Inf", "-1", "1e18")),
     ],
 )
-def test_a_server_that_counts_nothing(text: str) -> None:
-    """Or not in numbers: nobody knows."""
+def test_a_server_without_counters(text: str) -> None:
+    """Or with counters that are not numbers: progress is unknown."""
     assert api.parse_counters(text) is None
 
 
-def test_capacity_of_replicas_is_added_up() -> None:
-    """vLLM prints tokens and concurrency of one replica in each line, and the sum of all blocks."""
+def test_capacity_of_replicas_is_summed() -> None:
+    """vLLM prints tokens and concurrency per replica, and the sum of all blocks."""
     result = api.parse_capacity(Replicas(finished=[7, 7, 7]).metrics())
 
     assert (
@@ -102,15 +100,15 @@ def test_capacity_of_replicas_is_added_up() -> None:
     assert api.parse_capacity("") == {}
 
 
-def test_nobody_listens() -> None:
+def test_a_closed_port() -> None:
     """Status 0, with the reason."""
     status, text = api.query_api(QueryTarget(api=1), "/health")
 
     assert (status, "refused" in text) == (0, True)
 
 
-def test_a_secret_that_is_not_there(server: Server, folders: Path) -> None:
-    """Is not sent."""
+def test_a_missing_secret(server: Server, folders: Path) -> None:
+    """It is not sent."""
     (folders / "secrets" / "VLLM_API_KEY").unlink()
     api.query_api(where(server), "/health")
 

@@ -1,4 +1,4 @@
-"""Reports of APIs, one on each node: answers of all of them, and of one alone."""
+"""Reports of several APIs, one per node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import apis
+from launcher.agent.desired import Desired
 from launcher.agent.observed import EndpointHealth
 from tests.agent import specs
 from tests.agent.stage import Make
@@ -17,14 +18,14 @@ APART = specs.hybrid("gpu1", "gpu2")
 
 @pytest.fixture
 def eyes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Queries of the head itself, without a report."""
+    """Probes by the head itself, without a report."""
     requests: list[tuple[Any, ...]] = []
     monkeypatch.setattr(apis, "ApiProbe", lambda *args: requests.append(args) or Eye({}))
     return requests
 
 
-def test_a_server_is_ready_when_each_endpoint_has_answered(make: Make) -> None:
-    """One that answers alone is no server yet."""
+def test_a_server_is_ready_when_all_endpoints_have_answered(make: Make) -> None:
+    """One answer is not enough."""
     stage = make(APART)
     stage.mute.add("gpu2")
     stage.run(60)
@@ -34,8 +35,8 @@ def test_a_server_is_ready_when_each_endpoint_has_answered(make: Make) -> None:
     assert stage.until("ready", within=3).answered is not None
 
 
-def test_the_largest_counters_can_be_read_again(ready: Make) -> None:
-    """The record of a server has sums of what its nodes report."""
+def test_the_largest_counters_survive_the_record(ready: Make) -> None:
+    """The record has sums over the nodes."""
     stage, most = ready(APART), 2**50 - 1
     counters = {"progress": [], "running": most, "waiting": most, "tokens": 1.0, "failed": 0.0}
     for number, node in enumerate(stage.lead.nodes.values()):
@@ -47,10 +48,8 @@ def test_the_largest_counters_can_be_read_again(ready: Make) -> None:
 
 
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
-def test_a_process_that_ends_is_named_and_all_start_again(ready: Make, node: str) -> None:
-    """vLLM takes a replica in while it starts, and never later: the others cannot go on with a new
-    one.
-    """
+def test_an_exited_process_restarts_all(ready: Make, node: str) -> None:
+    """vLLM accepts replicas only while it starts, so the others cannot continue with a new one."""
     stage = ready(APART)
     stage.kill(node)
     (fault,) = stage.until("pausing").faults
@@ -60,8 +59,8 @@ def test_a_process_that_ends_is_named_and_all_start_again(ready: Make, node: str
     assert [stage.lead.nodes[item].last for item in ("gpu1", "gpu2")] == [2, 2]
 
 
-def test_an_api_that_says_that_it_is_dead_is_named(ready: Make) -> None:
-    """With what its own node's engine printed."""
+def test_a_dead_api_is_named(ready: Make) -> None:
+    """With the output of its own node's engine."""
     stage = ready(APART)
     stage.lead.nodes["gpu2"].extra = {"probe": {"health": 503}, "evidence": "lines"}
     (fault,) = stage.until("stopping", within=3).faults
@@ -71,8 +70,8 @@ def test_an_api_that_says_that_it_is_dead_is_named(ready: Make) -> None:
 
 
 @pytest.mark.parametrize(("address", "named"), [("10.0.0.2", "gpu2"), ("10.0.0.20", "gpu1")])
-def test_an_engine_that_died_of_another_names_it(ready: Make, address: str, named: str) -> None:
-    """Its own API may say so before the other one does."""
+def test_a_consequential_death_names_its_cause(ready: Make, address: str, named: str) -> None:
+    """Its API may report the death before the other one does."""
     stage = ready(APART)
     cause = f"RuntimeError: [pair.cc:553] Connection closed by peer [{address}]:61130."
     stage.lead.nodes["gpu1"].extra = {"probe": {"health": 503}, "cause": cause}
@@ -83,10 +82,8 @@ def test_an_engine_that_died_of_another_names_it(ready: Make, address: str, name
     assert fault.what.endswith(": it lost contact with gpu2") is (named == "gpu2")
 
 
-def test_a_process_that_ended_with_another_names_it(ready: Make) -> None:
-    """vLLM's own ends when somebody asks an engine that is dead; one that was killed is not taken
-    for a consequence.
-    """
+def test_a_consequential_exit_names_its_cause(ready: Make) -> None:
+    """vLLM exits on the first request to a dead engine; a killed engine is no consequence."""
     closed = "RuntimeError: Connection closed by peer [10.0.0.2]:8358."
     stage = ready(APART)
     stage.kill("gpu1", "ended with exit code 0", cause=closed)
@@ -99,8 +96,8 @@ def test_a_process_that_ended_with_another_names_it(ready: Make) -> None:
     assert stage.until("stopping", within=3).faults[-1].node == "gpu1"
 
 
-def test_what_they_count_is_added_up(ready: Make) -> None:
-    """And the oldest canary of all is told."""
+def test_counters_are_summed(ready: Make) -> None:
+    """The oldest canary of all is reported."""
     stage = ready(APART)
     stage.engine.open = 3
     stage.run(10)
@@ -115,8 +112,8 @@ def test_what_they_count_is_added_up(ready: Make) -> None:
     assert stage.until("pausing").faults[0].lost == 6
 
 
-def test_what_fails_is_told_with_the_node(ready: Make) -> None:
-    """Of one endpoint, while the other answers."""
+def test_a_failure_names_its_node(ready: Make) -> None:
+    """One endpoint fails, while the other answers."""
     stage = ready(APART)
     stage.lead.nodes["gpu2"].extra = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
     stage.run(2)
@@ -129,11 +126,9 @@ def test_what_fails_is_told_with_the_node(ready: Make) -> None:
     }
 
 
-def test_a_node_that_is_gone_while_the_others_serve(
-    ready: Make, eyes: list[tuple[Any, ...]]
-) -> None:
-    """Replicas of a dense model need nothing of it, and a restart would wait for it: they are left
-    alone, and it is asked from the head.
+def test_a_lost_node_of_independent_replicas(ready: Make, eyes: list[tuple[Any, ...]]) -> None:
+    """Replicas of a dense model do not need it, and a restart would wait for it: they continue, and
+    the head probes its API.
     """
     stage = ready(APART)
     stage.lead.away["gpu2"] = "no report for 60 s"
@@ -144,22 +139,23 @@ def test_a_node_that_is_gone_while_the_others_serve(
     assert eyes == [("10.0.0.2", 8000, range(1, 2), 5.0)]
 
 
-def test_an_api_on_loopback_is_not_asked_from_another_node(
-    ready: Make, eyes: list[tuple[Any, ...]]
+@pytest.mark.parametrize(
+    "spec", [specs.hybrid("gpu1", "gpu2", host="127.0.0.1"), specs.mp("gpu2")], ids=["two", "one"]
+)
+def test_an_api_on_loopback_is_probed_only_locally(
+    spec: Desired, ready: Make, eyes: list[tuple[Any, ...]]
 ) -> None:
-    """The head's own would answer in its place."""
-    stage = ready(specs.hybrid("gpu1", "gpu2", host="127.0.0.1"))
+    """The head's own API would answer instead."""
+    stage = ready(spec)
     stage.lead.stale.add("gpu2")
     stage.run(20)
 
     assert (eyes, stage.status.state, stage.status.verdict) == ([], "ready", "unknown")
-    assert stage.status.reason == "gpu2: the agent on gpu2 cannot reach the API"
+    assert stage.status.reason.endswith("the agent on gpu2 cannot reach the API")
 
 
-def test_a_node_that_is_gone_and_that_the_others_wait_for(
-    ready: Make, eyes: list[tuple[Any, ...]]
-) -> None:
-    """Those of a mixture of experts compute every token together."""
+def test_a_lost_node_of_coupled_replicas(ready: Make, eyes: list[tuple[Any, ...]]) -> None:
+    """Replicas of a mixture of experts compute every token together."""
     stage = ready(APART)
     stage.lead.away["gpu2"] = "no report for 60 s"
     stage.engine.answers = False
@@ -168,8 +164,8 @@ def test_a_node_that_is_gone_and_that_the_others_wait_for(
     assert (fault.what, fault.node) == ("gpu2 is gone", "gpu2")
 
 
-def test_an_endpoint_that_ends_no_step_is_quiet(ready: Make) -> None:
-    """Though the other one answers: clients of this one wait for ever."""
+def test_an_endpoint_without_steps_is_quiet(ready: Make) -> None:
+    """Although the other one answers: its clients wait forever."""
     stage = ready(APART)
     stage.engine.mute = ("1",)
     stage.run(29)

@@ -56,10 +56,8 @@ def lines(name: str) -> list[str]:
     ],
 )
 def test_the_root_of_recorded_failures(log: str, root: str) -> None:
-    """The first error that is none of another's consequence; none where a rank died without a word.
-
-    It is the same from the whole log, as the launcher reads it, and from the telling lines, which
-    is what the agent keeps.
+    """The first independent error; none if a rank died silently. The agent, with relevant lines
+    only, agrees with the launcher, which reads the whole log.
     """
     whole, messages = lines(log), [line for line in lines(log) if cause.is_relevant(line)]
 
@@ -70,12 +68,12 @@ def test_the_root_of_recorded_failures(log: str, root: str) -> None:
 
 @pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*_ok.log")))
 def test_a_healthy_start_has_no_cause(log: str) -> None:
-    """A warning after which vLLM goes on is no cause."""
+    """A warning is no cause."""
     assert cause.root_cause(lines(log)) == ""
 
 
 def test_the_last_line_is_not_the_cause() -> None:
-    """It reports what happened before it, as `EngineDeadError` does."""
+    """It reports a consequence, like `EngineDeadError`."""
     messages = [
         (
             "(Worker_TP0 pid=7) ERROR 11-20 17:45:22 [x.py:1] torch.OutOfMemoryError: CUDA out of"
@@ -119,12 +117,12 @@ def test_the_last_line_is_not_the_cause() -> None:
         ("Loading weights took 3.2 s", False),
     ],
 )
-def test_lines_that_tell(line: str, expected: bool) -> None:
-    """vLLM goes on after its own warnings."""
+def test_relevant_lines(line: str, expected: bool) -> None:
+    """vLLM continues after its own warnings."""
     assert cause.is_relevant(line) == expected
 
 
-def test_a_report_may_have_to_do() -> None:
+def test_a_report_is_the_last_resort() -> None:
     """Only on request, and without another exception."""
     messages = ["RuntimeError: Engine core initialization failed. See root cause above."]
 
@@ -148,14 +146,14 @@ def test_a_worker_is_nearer_to_the_cause() -> None:
 
 
 def test_colours_and_length() -> None:
-    """Ray colours what it passes on; a cause is for one line of a table."""
+    """Ray colours forwarded lines; a cause fits on one line of a table."""
     text = "\x1b[36m(RayWorkerWrapper pid=1)\x1b[0m ValueError: " + "x" * 9000
 
     assert cause.root_cause([text]) == f"ValueError: {'x' * 9000}"[: cause.MAX_CAUSE_CHARS]
 
 
-def test_nothing_is_no_cause() -> None:
-    """And no error."""
+def test_an_empty_log_has_no_cause() -> None:
+    """And raises no error."""
     assert (cause.root_cause([]), cause.root_cause(["", "all is well"])) == ("", "")
 
 
@@ -185,7 +183,7 @@ REMOTE = (
 
 
 def test_pydantic_names_the_field() -> None:
-    """Its last line is a link, which says nothing; the line with the name is kept, too."""
+    """Its last line is only a link; the line with the field's name is included."""
     events = [
         line
         for before, line in zip(("", *INVALID), INVALID, strict=False)
@@ -213,7 +211,7 @@ def test_pydantic_names_the_field() -> None:
     ],
 )
 def test_the_process_that_raised_it(messages: list[str], process: str, address: str) -> None:
-    """By its name in vLLM's prefix, or in the head of the traceback that Ray passes on."""
+    """From vLLM's prefix, or from the head of a traceback that Ray forwards."""
     raised = cause.find_exception(messages)
 
     assert raised is not None
@@ -228,7 +226,7 @@ def test_the_process_that_raised_it(messages: list[str], process: str, address: 
     ],
 )
 def test_the_innermost_of_a_chain(between: str) -> None:
-    """Python prints it first; vLLM's pointer to what stands above is none."""
+    """Python prints it first; vLLM's pointer to the log above is ignored."""
     messages = [
         "ValueError: the root",
         "",

@@ -1,4 +1,4 @@
-"""The node's certificate files, whatever they hold."""
+"""The node's certificate files, for any content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.agent.authority import Authority
 
 @pytest.mark.parametrize("server", [True, False])
 def test_a_context_accepts_the_cluster_only(tmp_path: Path, server: bool) -> None:
-    """In the newest TLS, and never a client without a certificate."""
+    """TLS 1.3, and client certificates are mandatory."""
     Authority().deliver(tmp_path, "gpu1")
     created = Certificates(server=server, folder=str(tmp_path))
     context = created.context()
@@ -55,10 +55,10 @@ ENCRYPTED = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         ),
     ],
 )
-def test_files_that_cannot_be_used(
+def test_unusable_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, data: bytes | None, why: str
 ) -> None:
-    """The cause is printed once, the last good ones go on, and new ones are taken."""
+    """The cause is printed once, the last good files stay in use, and new ones are loaded."""
     authority = Authority()
     authority.deliver(tmp_path, "gpu1")
     created = Certificates(server=True, folder=str(tmp_path))
@@ -88,8 +88,8 @@ def test_files_that_cannot_be_used(
         (None, ""),
     ],
 )
-def test_the_node_that_a_certificate_names(certificate: object, expected: str) -> None:
-    """It is the common name, if there is only one."""
+def test_a_certificates_node(certificate: object, expected: str) -> None:
+    """The common name, if it has exactly one."""
     assert common_name(certificate) == expected  # type: ignore[arg-type]
 
 
@@ -104,6 +104,6 @@ def test_the_node_that_a_certificate_names(certificate: object, expected: str) -
         (ValueError(), "ValueError"),
     ],
 )
-def test_causes_in_words(error: Exception, why: str) -> None:
-    """They stand in the log behind what failed."""
+def test_descriptions_of_causes(error: Exception, why: str) -> None:
+    """They follow the failed action in the log."""
     assert describe_error(error) == why

@@ -1,4 +1,4 @@
-"""`vlaunch chat` in the container: the program, against a stand-in for vLLM's API."""
+"""`vlaunch chat` in the container: the program against a fake vLLM API."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from typing import Any
 
 import pytest
 
-from launcher import agent
+from launcher.tools import zipapps
 from tests.agent.web import Server
-
-AGENT = Path(agent.__file__).parent
 
 
 @pytest.fixture
 def start(server: Server, folders: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start the program where it is mounted, in whatever Python the image has, and send it the
-    first line of its input, which stays open, as `docker exec` holds it.
+    """Start the program as mounted, in the image's Python, with its first line of input; the input
+    stays open, as under `docker exec`.
     """
-    (folders / "vlaunch_agent").symlink_to(AGENT)
+    archive = folders / zipapps.AGENT
+    archive.write_bytes(zipapps.pack(zipapps.agent_files()))
 
     def begin(port: int | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", "-c"),
-                f"import sys; sys.path.insert(0, {str(folders)!r});"
+                f"import sys; sys.path.insert(0, {str(archive)!r});"
                 " from vlaunch_agent.chat import main; main()",
             ],
             stdin=subprocess.PIPE,
@@ -63,7 +62,7 @@ def answers(process: subprocess.Popen[str]) -> list[Any]:
 
 @pytest.mark.processes
 def test_chat_streams(server: Server, start: Any) -> None:
-    """Each piece is a line as it comes; the end and comments are left out."""
+    """One line per chunk, as it arrives, without comments and the end marker."""
     pieces = [
         {"choices": [{"delta": {"role": "assistant"}}]},
         {"choices": [{"delta": {"content": "Hi"}}]},
@@ -95,8 +94,8 @@ def test_chat_with_a_base_model(server: Server, start: Any) -> None:
 
 
 @pytest.mark.processes
-def test_chat_with_a_model_that_embeds(server: Server, start: Any) -> None:
-    """It says what the model does, and under which name, for whoever tells how to ask it."""
+def test_chat_with_an_embedding_model(server: Server, start: Any) -> None:
+    """The error has the task and the model's name, for the hint."""
     del server.answers["/v1/chat/completions"]
     server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
     with start() as process:
@@ -108,7 +107,7 @@ def test_chat_with_a_model_that_embeds(server: Server, start: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("port", "status"), [(1, 0), (None, 400)])
 def test_chat_refused(server: Server, start: Any, port: int | None, status: int) -> None:
-    """An error is one object with its status; 0 when nobody listens."""
+    """An error is one object with its status; 0 if the port is closed."""
     server.answers["/v1/chat/completions"] = (400, "too long")
     with start(port) as process:
         (reply,) = answers(process)
@@ -117,10 +116,8 @@ def test_chat_refused(server: Server, start: Any, port: int | None, status: int)
 
 
 @pytest.mark.processes
-def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
-    """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends
-    with it.
-    """
+def test_chat_ends_with_its_input(server: Server, start: Any) -> None:
+    """A cancelled launcher closes the input; the connection to vLLM is closed too."""
     requests, release = threading.Event(), threading.Event()
 
     def never(_: object) -> str:

@@ -1,4 +1,4 @@
-"""Programs that the agent starts, and orphans."""
+"""The agent's child processes, and orphans."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from launcher.agent import children
 from tests.agent.waits import lives, until
 
 pytestmark = pytest.mark.processes
-_SUBREAPER = 36  # prctl(2): be the parent of orphans, as the first process of a container is
-# Leaves a grandchild that ends at once, and prints its number.
+_SUBREAPER = 36  # prctl(2): adopt orphans, like the first process of a container
+# Leave a grandchild that exits at once, and print its number.
 ORPHAN = "import os\nif not (pid := os.fork()):\n    os._exit(0)\nprint(pid, flush=True)"
 
 
 @pytest.fixture
 def first_process() -> Iterator[None]:
-    """Let this process inherit orphans."""
+    """Make this process the parent of orphans."""
     libc = ctypes.CDLL(None)
     assert libc.prctl(_SUBREAPER, 1, 0, 0, 0) == 0
     yield
@@ -29,9 +29,7 @@ def first_process() -> Iterator[None]:
 
 
 def test_a_short_program() -> None:
-    """Its exit code, and all that it printed; what is not there, and what takes too long, have
-    codes of their own.
-    """
+    """Its exit code and output; missing programs and timeouts have their own codes."""
     say = "import sys; print('out'); print('\\u00df', file=sys.stderr, flush=True); sys.exit(3)"
     code, out = children.run((sys.executable, "-S", "-c", say), 20.0)
     assert (code, sorted(out.split())) == (3, ["out", "ß"])
@@ -42,7 +40,7 @@ def test_a_short_program() -> None:
 
 
 def test_orphans_are_reaped(first_process: None) -> None:
-    """Nobody else waits for them, and zombies fill the table of processes."""
+    """No other process waits for them, and zombies fill the process table."""
     created = subprocess.run(
         [sys.executable, "-S", "-c", ORPHAN], capture_output=True, check=True, text=True
     )
@@ -55,8 +53,8 @@ def test_orphans_are_reaped(first_process: None) -> None:
     until(gone, "the orphan is reaped")
 
 
-def test_an_exit_code_is_not_stolen(first_process: None) -> None:
-    """Whoever started a program waits for it, however long ago it has ended."""
+def test_exit_codes_are_left_to_their_parents(first_process: None) -> None:
+    """Code that started a program waits for it, even long after its exit."""
     process = children.spawn((sys.executable, "-S", "-c", "raise SystemExit(7)"))
     until(lambda: not lives(process.pid), "it has ended")
     for _ in range(3):
@@ -68,8 +66,8 @@ def test_an_exit_code_is_not_stolen(first_process: None) -> None:
     assert children._awaited_pids == set()
 
 
-def test_without_children_there_is_nothing_to_do() -> None:
-    """It is asked twice a second."""
+def test_no_children() -> None:
+    """The reaper runs twice per second."""
     children.reap()
 
 
@@ -77,7 +75,7 @@ def test_without_children_there_is_nothing_to_do() -> None:
     ("soft", "hard", "after"), [(64, 4096, 4096), (64, 1 << 20, 65536), (1 << 17, 1 << 20, 1 << 17)]
 )
 def test_programs_may_open_many_files(soft: int, hard: int, after: int) -> None:
-    """As many as the hard limit allows; a higher soft limit stays."""
+    """Up to the hard limit; a higher soft limit stays."""
     script = (
         "import resource\n"
         "from launcher.agent import children\n"

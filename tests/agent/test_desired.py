@@ -1,4 +1,4 @@
-"""Servers that are wanted, as their file has them."""
+"""Specs of servers, and their files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ quick = fuzz.quick
 
 
 def plain(server: Desired) -> Any:
-    """Return a server as its file has it."""
+    """Return a spec as in its file."""
     return json.loads(json.dumps(server.as_json()))
 
 
@@ -48,13 +48,13 @@ def test_a_server_survives_its_file(server: Desired) -> None:
 
 
 def test_the_api_is_on_the_first_process_node() -> None:
-    """Wherever the others run; where none of them is headless, each has one."""
+    """On that node alone; without headless processes, all nodes have an API."""
     assert (FULL.api_node, [api.node for api in FULL.apis]) == ("gpu1", ["gpu1"])
     assert [api.node for api in specs.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
 
 
 def test_the_replicas_behind_an_api() -> None:
-    """All of them where it is the only one; a server of one replica has no numbers."""
+    """All of them behind a single API; a server of one replica has no numbers."""
     assert FULL.replicas_behind(FULL.processes[0]) == range(3)
     apart = specs.hybrid("gpu1", "gpu2")
     assert [apart.replicas_behind(api) for api in apart.apis] == [range(1), range(1, 2)]
@@ -62,8 +62,8 @@ def test_the_replicas_behind_an_api() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(plain(FULL)))
-def test_a_server_without_a_field_is_none(name: str) -> None:
-    """A half of one must not be started."""
+def test_missing_fields(name: str) -> None:
+    """An incomplete spec must not start."""
     text = plain(FULL)
     del text[name]
 
@@ -85,8 +85,8 @@ def test_a_server_without_a_field_is_none(name: str) -> None:
         ({"asked": 10**30}, "a number is too large"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], text: str) -> None:
-    """With words that say why: another version's file is the one that people meet."""
+def test_invalid_specs(change: dict[str, Any], text: str) -> None:
+    """The error explains itself: files of another version do occur."""
     with pytest.raises(ValueError, match=text) as refused:
         desired.parse_spec({**plain(FULL), **change})
     assert len(str(refused.value).splitlines()) == 1
@@ -94,18 +94,16 @@ def test_what_is_refused(change: dict[str, Any], text: str) -> None:
 
 @quick
 @given(fuzz.values(sorted(plain(FULL)), ["mp", "ray", "gpu1"]))
-def test_no_json_raises_anything_else(payload: object) -> None:
-    """Whatever lies in the file."""
+def test_any_json(payload: object) -> None:
+    """No other exception, for any content."""
     with pytest.raises(ValueError, match=r"."):
         desired.parse_spec(payload)
 
 
 @mutate.examples(60)
 @given(chance=mutate.chances)
-def test_what_is_nearly_a_server(chance: mutate.Chance) -> None:
-    """It is refused, or all of its fields are what they should be: the keeper looks at none of them
-    again.
-    """
+def test_nearly_valid_specs(chance: mutate.Chance) -> None:
+    """Rejected, or all fields have their types: the supervisor does not check them again."""
     try:
         result = desired.parse_spec(mutate.value(plain(chance.choice(SERVERS)), chance))
     except ValueError:

@@ -17,7 +17,7 @@ Smi = Callable[..., None]
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
-    """Put an `nvidia-smi` on PATH that says something."""
+    """Install an `nvidia-smi` that prints a text."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def make(gpus: str = GPUS, apps: str = APPS, code: int = 0) -> None:
@@ -33,15 +33,15 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
     return make
 
 
-def test_gpus_are_read(smi: Smi) -> None:
-    """One a line; what is no line of it is left out."""
+def test_gpus(smi: Smi) -> None:
+    """One per line; other lines are ignored."""
     smi(GPUS + "some warning of the driver\n")
 
     assert [(item.index, item.used) for item in gpu.query_gpus()] == [(0, 2.0), (1, 70000.0)]
 
 
-def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
-    """The process with most of it: somebody has to end it."""
+def test_used_memory_names_its_process(smi: Smi) -> None:
+    """The process with the most memory."""
     smi()
 
     assert gpu.free_gpus(0.9, None, 2) == (
@@ -51,8 +51,8 @@ def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
     )
 
 
-def test_several_gpus_that_are_held(smi: Smi) -> None:
-    """One is named, and how many more there are."""
+def test_several_used_gpus(smi: Smi) -> None:
+    """One is named, with the number of others."""
     smi("0, GPU-aa, 81559, 70000\n1, GPU-bb, 81559, 70000\n", apps="")
 
     assert gpu.free_gpus(0.9, None, 1) == (
@@ -62,8 +62,8 @@ def test_several_gpus_that_are_held(smi: Smi) -> None:
     )
 
 
-def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
-    """Processes of other containers have no name here, or are not told."""
+def test_the_process_may_be_unknown(smi: Smi) -> None:
+    """Processes of other containers are not listed, or have no name."""
     smi(apps="")
     assert gpu.free_gpus(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
 
@@ -75,19 +75,17 @@ def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
     ("share", "chosen", "count", "free"),
     [(0.9, (0,), 1, 1), (0.1, None, 2, 2), (0.0, (1,), 1, 1), (0.9, None, 1, 1)],
 )
-def test_memory_that_is_enough(
+def test_sufficient_memory(
     smi: Smi, share: float, chosen: tuple[int, ...] | None, count: int, free: int
 ) -> None:
-    """Only the GPUs that the server may use count, only as many as it needs, and only as much as it
-    claims.
-    """
+    """Only the server's GPUs count, only as many as it needs, and only the memory it claims."""
     smi()
 
     assert gpu.free_gpus(share, chosen, count) == (free, "")
 
 
-def test_fewer_gpus_than_are_needed_are_not_waited_for(smi: Smi) -> None:
-    """All that are there are free: a wait would never end."""
+def test_too_few_gpus(smi: Smi) -> None:
+    """All are free, so a wait would never end."""
     smi()
 
     assert gpu.free_gpus(0.1, None, 4) == (2, "")
@@ -95,7 +93,7 @@ def test_fewer_gpus_than_are_needed_are_not_waited_for(smi: Smi) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the kernel's files be these, and nothing else."""
+    """Replace the kernel's files."""
     root = tmp_path / "root"
     root.mkdir()
     monkeypatch.setattr(gpu, "_ROOT", f"{root}/")
@@ -111,7 +109,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
 @pytest.mark.parametrize("none", ["[N/A]", "[Not Supported]"])
 def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none: str) -> None:
-    """A GB10 gives no figures: what the host has available decides, as in vLLM."""
+    """A GB10 reports no figures: the host's available memory decides, as in vLLM."""
     smi(f"0, GPU-aa, {none}, {none}\n", apps="")
     files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
 
@@ -123,8 +121,8 @@ def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none:
     )
 
 
-def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
-    """A MIG instance in a container: that is not unified memory."""
+def test_unreadable_memory_counts_as_free(smi: Smi) -> None:
+    """A MIG instance in a container is not unified memory."""
     hidden = "[Insufficient Permissions]"
     smi(f"0, GPU-aa, {hidden}, {hidden}\n")
 
@@ -132,7 +130,7 @@ def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
 
 
 def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
-    """Let the container have AMD GPUs with so many GiB in use, of 192."""
+    """Simulate AMD GPUs with some GiB in use, of 192."""
     for at, gib in enumerate(used):
         device = f"sys__class__drm__renderD{128 + at}__device"
         node = f"sys__class__kfd__kfd__topology__nodes__{9 + at}__properties"
@@ -148,13 +146,13 @@ def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
 
 @pytest.fixture
 def no_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let there be no `nvidia-smi`."""
+    """Remove `nvidia-smi`."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.mark.usefixtures("no_smi")
 def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
-    """Of the render nodes that the container has, in the order of the topology (9 before 10)."""
+    """Of the container's render nodes, in topology order (9 before 10)."""
     amd(files, 1, 150)
     files(sys__class__kfd__kfd__topology__nodes__0__properties="cpu_cores_count 96\n")
     hidden = "cpu_cores_count 0\ndrm_render_minor 135\n"
@@ -173,7 +171,7 @@ def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
 
 @pytest.mark.usefixtures("no_smi")
 def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
-    """Its own memory may be full of a desktop, while programs get the host's memory."""
+    """A desktop may fill its memory, while programs get the host's."""
     amd(files, 191, cores=16)
 
     assert gpu.free_gpus(0.9, None, 1) == (1, "")
@@ -189,7 +187,7 @@ def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
 )
 @pytest.mark.parametrize("code", [0, 255])
 def test_a_container_that_has_lost_its_gpus(smi: Smi, text: str, code: int) -> None:
-    """It must be started anew, which is told from a driver that is not there at all."""
+    """It must be restarted, unlike one without a driver."""
     smi(f"{text}\n", code=code)
 
     with pytest.raises(gpu.GpuLost, match=text.partition(":")[0]):
@@ -197,10 +195,10 @@ def test_a_container_that_has_lost_its_gpus(smi: Smi, text: str, code: int) -> N
 
 
 @pytest.mark.parametrize("why", ["absent", "failing"])
-def test_a_machine_where_nobody_can_say(
+def test_no_working_nvidia_smi(
     smi: Smi, files: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """A node without `nvidia-smi`, or where it fails: nothing keeps the engine from trying."""
+    """It is missing, or fails: the engine may start."""
     if why == "absent":
         monkeypatch.setenv("PATH", str(tmp_path))
     else:

@@ -1,4 +1,4 @@
-"""The arithmetic of health: waits without a step, thresholds, verdicts, pauses, lost requests."""
+"""Arithmetic of health: waits without a step, thresholds, verdicts, pauses, lost requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.agent.observed import EndpointHealth
 
 
 def test_time_counts_only_while_a_canary_waits() -> None:
-    """An idle server ends no step, either."""
+    """An idle server completes no steps either."""
     steps = Steps(0.0)
     steps.note_value("answers", 1, 10.0, "")
     assert steps.stalled_seconds(1000.0) == {}
@@ -22,8 +22,8 @@ def test_time_counts_only_while_a_canary_waits() -> None:
 
 
 @pytest.mark.parametrize("source", ["answers", "counters"])
-def test_a_step_that_ends_is_progress(source: str) -> None:
-    """An answer or a counter; the same again is none. The longest wait is remembered."""
+def test_a_completed_step_is_progress(source: str) -> None:
+    """An answer or an increased counter. The longest wait is remembered."""
     steps = Steps(0.0)
     steps.note_value(source, 1, 0.0, "")
     steps.note_canaries({"": 5.0})
@@ -36,8 +36,8 @@ def test_a_step_that_ends_is_progress(source: str) -> None:
     assert steps.longest == 40.0
 
 
-def test_replicas_are_judged_on_their_own() -> None:
-    """One that hangs does so though the others answer: its requests would never come back."""
+def test_replicas_are_judged_separately() -> None:
+    """A hanging replica loses its requests although others answer."""
     steps = Steps(0.0)
     steps.note_canaries({"0": 80.0, "1": 10.0})
     for at in range(1, 10):
@@ -47,8 +47,8 @@ def test_replicas_are_judged_on_their_own() -> None:
     assert steps.stalled_seconds(91.0) == {"0": 1.0, "1": 81.0}
 
 
-def test_what_is_not_known_does_not_count() -> None:
-    """Neither as a wait, nor as a step that was long; that work was done is known all the same."""
+def test_unknown_counters() -> None:
+    """They count neither as a wait nor as a long step; known progress still counts."""
     steps = Steps(0.0)
     steps.note_value("counters", 1, 0.0, "")
     steps.note_canaries({"": 0.0})
@@ -68,7 +68,7 @@ def test_what_is_not_known_does_not_count() -> None:
     [(0.0, 30, 60), (10.0, 30, 60), (20.0, 60, 100), (100.0, 240, 500)],
 )
 def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect: int) -> None:
-    """Three and five times as long as a step has taken before, and never less than the least."""
+    """Three and five times the longest step, above a minimum."""
     assert [health.is_quiet(at, longest) for at in (quiet, quiet + 0.1)] == [False, True]
     assert [health.is_suspect(at, longest) for at in (suspect, suspect + 0.1)] == [False, True]
 
@@ -87,12 +87,12 @@ def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect:
     ],
 )
 def test_a_server_that_is_not_ready(state: str, faults: int, verdict: str) -> None:
-    """After a fault, all that leads to the next answer is recovery."""
+    """After a fault, everything until the next answer is recovery."""
     assert health.server_verdict(state, faults) == verdict
 
 
-def test_a_server_is_as_its_worst_endpoint() -> None:
-    """With the node, where it is not true of all."""
+def test_the_worst_endpoint_decides() -> None:
+    """With its node, unless all agree."""
     fine, busy = EndpointHealth(verdict="answering"), EndpointHealth(verdict="busy", reason="x")
 
     assert health.combine_verdicts({"gpu1": fine, "gpu2": busy}) == ("busy", "gpu2: x")
@@ -102,7 +102,7 @@ def test_a_server_is_as_its_worst_endpoint() -> None:
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    """5, 10, 20 … and never more than ten minutes, however long it goes on."""
+    """5, 10, 20 … up to ten minutes."""
     pauses = [health.next_pause(5.0, 600.0, streak) for streak in (0, 1, 2, 3, 7, 8, 9, 10**6)]
 
     assert pauses == [5.0, 5.0, 10.0, 20.0, 320.0, 600.0, 600.0, 600.0]
@@ -123,5 +123,5 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_lost_requests(
     before: tuple[int, float] | None, after: tuple[int, float] | None, fresh: bool, lost: int | None
 ) -> None:
-    """Open requests, or 5xx answers since; only fresh counters tell."""
+    """Open requests, or 5xx answers since; only fresh counters count."""
     assert health.lost_requests(before, after, fresh) == lost

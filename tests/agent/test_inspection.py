@@ -44,7 +44,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own session."""
+    """A sleeping process in its own session."""
     sleep = subprocess.Popen(["sleep", "60"], start_new_session=True)
     until(lambda: inspection._thread_counters(sleep.pid, sleep.pid)["state"] == "S", "its sleep")
     yield sleep
@@ -54,7 +54,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def titles(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """The titles of processes."""
+    """The processes' titles."""
     names: dict[int, str] = {}
     monkeypatch.setattr(process, "process_title", lambda pid: names.get(pid, "sleep 60"))
     return names
@@ -91,7 +91,7 @@ def target(
 
 
 def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
-    """Its name comes from its title, its counters from the thread that works."""
+    """Its title has its name; its counters are those of the working thread."""
     pid = sleeper.pid
     titles[pid] = WORKER
     main = {"name": "main", "short_filename": "vllm/main.py", "line": 1}
@@ -348,15 +348,22 @@ def test_recorded_report(name: str, lines: int) -> None:
     assert not any("=" in line or "RUNNING" in line for line in wrong)
 
 
-def test_watchdog(tmp_path: Path) -> None:
-    """The dumps of vLLM's own watchdog are named if it has a folder for them."""
-    (tmp_path / "stall-1.txt").touch()
+def test_watchdog(
+    sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy, tmp_path: Path
+) -> None:
+    """Files that vLLM's watchdog wrote for a rank are named."""
+    titles[sleeper.pid] = WORKER
+    spy()
+    path = tmp_path / f"VLLM_STACK_DUMP_for_worker_1_{sleeper.pid}.log"
+    path.touch()
+    (tmp_path / "VLLM_STACK_DUMP_for_worker_1_1.log").touch()
     settings = json.dumps({"dump_dir": str(tmp_path)})
+    argv = ("vllm", "serve", "m", "--watchdog-config", settings)
 
-    notes = take_sample(target(argv=("vllm", "serve", "--watchdog-config", settings)))["notes"]
+    notes = take_sample(target(sleeper.pid, argv=argv))["notes"]
 
-    assert notes == [f"vLLM's watchdog wrote {tmp_path}/stall-1.txt"]
-    assert take_sample(target(argv=("vllm", "--watchdog-config")))["notes"] == []
+    assert notes == [f"vLLM's watchdog wrote {path}"]
+    assert take_sample(target(sleeper.pid, argv=("vllm", "serve", "m")))["notes"] == []
 
 
 def test_sampling_starts_and_stops(
@@ -413,6 +420,22 @@ def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.tick(Order(generation=1, phase=RUN))
 
     assert server.report().inspection is None
+
+
+def test_target_of_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the command of the engine, with the options that the agent added."""
+    targets: list[InspectionTarget] = []
+    sample = {"number": 1, "at": time.monotonic(), "ranks": []}
+    monkeypatch.setattr(inspection, "take_sample", lambda item: [targets.append(item), sample][1])
+    order = Order(generation=1, phase=RUN, inspect=True)
+    server = LocalServer("chat", str(tmp_path), order)
+    server.engine.argv = ("vllm", "serve", "m", "--watchdog-config", "{}")
+
+    server.tick(order)
+    until(lambda: targets, "a sample")
+    server.tick(None)
+
+    assert targets[0].argv == server.engine.argv
 
 
 def test_session() -> None:

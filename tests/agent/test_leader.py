@@ -1,4 +1,4 @@
-"""The agents of a cluster as the head's sees them: whose reports count, and who is there."""
+"""The head's view of the cluster's agents: valid reports, and connected nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 
 from launcher.agent import leader, records
+from launcher.agent.front import Front, Rotation
 from launcher.agent.leader import Leader, ReportRejected
 from launcher.agent.members import ReportReply
-from launcher.agent.node import NOTHING, RUN, AgentReport, Order, ServerReport
+from launcher.agent.node import KEEP, NOTHING, RUN, AgentReport, Order, ServerReport
 from tests.agent.stage import Clock
 from tests.hostile import mutate
 
@@ -23,28 +24,29 @@ COUNTERS = {"progress": [], "running": 1, "waiting": 1, "tokens": 1.0, "failed":
 
 
 class Node:
-    """Starts nothing."""
+    """A node that starts nothing."""
 
     def __init__(self) -> None:
         self.orders: Any = {}
+        self.front = Front("")
 
     def tick(self) -> None:
         """Do nothing."""
 
     def report(self) -> dict[str, Any]:
-        """Report a server that does not run."""
+        """Report a stopped server."""
         return {"chat": ServerReport(prepared=7)}
 
 
 class Connection(asyncio.BaseTransport):
-    """A connection that a test closes."""
+    """A fake connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
 
     def is_closing(self) -> bool:
-        """Return whether it was closed."""
+        """Return whether a test closed it."""
         return self.closed
 
 
@@ -74,7 +76,7 @@ class Head:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock for all that the head's agent does."""
+    """The clock of the head's agent."""
     created = Clock()
     monkeypatch.setattr(leader, "time", created)
     return created
@@ -87,7 +89,7 @@ def head(clock: Clock) -> Head:
 
 
 def test_a_report_is_answered_with_orders(head: Head) -> None:
-    """All of them, each time; what a node has carried out is settled."""
+    """Always all of them; orders that were carried out are settled."""
     lead = head.lead
     first = head.post()
     assert (first.orders, lead.is_connected("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
@@ -105,7 +107,7 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
 
 
 def test_the_last_report_of_a_node_counts(head: Head) -> None:
-    """Empty of what it has nothing of; who is not here cannot be asked."""
+    """Missing servers are empty; a disconnected node has no report."""
     head.lead.tick()
     head.post(servers={"chat": {"state": "stopping"}, "odd": {}})
     head.post(number=2)
@@ -116,8 +118,8 @@ def test_the_last_report_of_a_node_counts(head: Head) -> None:
     assert head.lead.report("gpu1", "chat") == ServerReport(prepared=7)
 
 
-def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
-    """A report from before a restart of the head's agent, and one over again, change nothing."""
+def test_the_first_answer_has_no_orders(head: Head) -> None:
+    """Reports from before a restart of the head's agent, and repeated ones, change nothing."""
     head.lead.orders = {"gpu2": {"chat": ORDER}}
     assert head.post(head_boot="") == ReportReply(head_boot=head.lead.boot)
     assert not head.lead.is_connected("gpu2")
@@ -135,10 +137,10 @@ def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
         ({"boot": "b" * 41}, "gpu2 sent an invalid report: its 'boot' has 41 letters"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_rejected_reports_change_nothing(
     head: Head, clock: Clock, extra: dict[str, Any], why: str
 ) -> None:
-    """Reports that are sent again or in another order, to another head, or of another node."""
+    """Repeated, reordered, to another head, or from another node."""
     head.post(boot="b0", number=9)
     head.post(number=5)
     clock.now += 3.0
@@ -177,20 +179,20 @@ def test_what_is_refused_changes_nothing(
     ],
 )
 def test_an_invalid_report_names_its_field(change: dict[str, Any], field: str) -> None:
-    """It is refused as a whole."""
+    """The whole report is rejected."""
     report = {"node": "gpu2", "boot": "b", "number": 1, "head_boot": "", "done": 0, "servers": {}}
     with pytest.raises(ValueError, match=f"invalid report: '{field}': "):
         records.parse_record(AgentReport, {**report, **change}, "report")
 
 
-def test_nobody_else_is_this_node(head: Head) -> None:
+def test_the_heads_node_cannot_be_impersonated(head: Head) -> None:
     """Not even with its certificate."""
     with pytest.raises(ReportRejected, match="gpu1 is this node itself"):
         head.post("gpu1")
 
 
-def test_a_report_of_before_a_break_is_refused_after_it(head: Head, clock: Clock) -> None:
-    """A node that is gone is remembered."""
+def test_reports_from_before_an_outage_are_rejected(head: Head, clock: Clock) -> None:
+    """A lost node is remembered."""
     head.post(number=7)
     clock.now += 61.0
     head.lead.tick()
@@ -200,10 +202,8 @@ def test_a_report_of_before_a_break_is_refused_after_it(head: Head, clock: Clock
     assert not head.lead.is_connected("gpu2")
 
 
-def test_starts_that_are_remembered_are_bounded(
-    head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node that is in the hands of others must not fill the head's memory."""
+def test_remembered_starts_are_limited(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compromised node must not fill the head's memory."""
     monkeypatch.setattr(leader, "_MAX_BOOTS", 3)
     for at in range(9):
         head.post(boot=f"b{at}")
@@ -211,9 +211,9 @@ def test_starts_that_are_remembered_are_bounded(
     assert list(head.lead._boots["gpu2"]) == ["b6", "b7", "b8"]
 
 
-def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock) -> None:
-    """It is not here at once, and gone only after a while; one that is back has the boot that it
-    had, and carries its orders out anew.
+def test_a_disconnected_agent_may_return(head: Head, clock: Clock) -> None:
+    """It is disconnected at once, but gone only later; on return its boot is unchanged, and it gets
+    its orders again.
     """
     number = head.post().number
     head.connections.pop("gpu2").closed = True
@@ -230,6 +230,9 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     assert head.lead.boot_of("gpu2") == ""
     clock.now += 10.0
     assert head.lead.gone_reason("gpu2") == "its connection closed"
+    assert head.lead.gone_reason("gpu2", patience=5.0) == ""
+    clock.now += 5.0
+    assert head.lead.gone_reason("gpu2", patience=5.0) == "its connection closed"
 
     head.post(number=2, done=number)
     assert (
@@ -244,8 +247,8 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     assert not head.lead.orders_done("gpu2")
 
 
-def test_another_connection_takes_the_place_of_one_that_broke(head: Head) -> None:
-    """Before anybody noticed that it had."""
+def test_a_new_connection_replaces_a_broken_one(head: Head) -> None:
+    """Even before the break is noticed."""
     head.post()
     old = head.connections.pop("gpu2")
     head.post(number=2)
@@ -255,10 +258,8 @@ def test_another_connection_takes_the_place_of_one_that_broke(head: Head) -> Non
     assert head.lead.is_connected("gpu2")
 
 
-def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock) -> None:
-    """Its connection stands, as behind a network that swallows everything; long before, its word is
-    not fresh any more.
-    """
+def test_a_silent_agent_is_gone_after_a_minute(head: Head, clock: Clock) -> None:
+    """Its connection is open, as with dropped packets; its reports count as stale much earlier."""
     head.post()
     clock.now += 30.0
     head.lead.tick()
@@ -280,8 +281,8 @@ def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock
     )
 
 
-def test_an_agent_that_was_started_anew(head: Head) -> None:
-    """It takes the place of itself; reports that the old one has sent come too late."""
+def test_a_restarted_agent(head: Head) -> None:
+    """It replaces itself; late reports of the old one are ignored."""
     head.post(number=9)
     head.post(boot="b2", servers={})
 
@@ -290,10 +291,34 @@ def test_an_agent_that_was_started_anew(head: Head) -> None:
         head.post(number=10)
 
 
+def test_an_engine_of_an_unreadable_server_is_ordered_to_stay(head: Head) -> None:
+    """From the first orders of an agent that reconnects: without one, its node would stop it."""
+    head.lead.left_alone = {"chat"}
+    head.lead.tick()
+    stay = {"chat": Order(generation=1, phase=KEEP)}
+    first = head.post()
+    assert first.orders == stay
+    head.lead.tick()
+    assert head.post(number=2, done=first.number) == first
+    assert head.lead.node.orders == {"chat": Order(generation=0, phase=KEEP)}
+
+    head.lead.left_alone = set()
+    head.lead.tick()
+    assert head.post(number=3).orders == {}
+
+
+def test_the_program_of_each_agent_is_known(head: Head) -> None:
+    """Empty for an older one, which reports none; this one runs from plain files."""
+    head.post(program="a" * 65)
+    head.post("gpu3")
+
+    assert head.lead.programs() == {"gpu1": "", "gpu2": "a" * 64, "gpu3": ""}
+
+
 @mutate.examples(60)
 @given(chance=mutate.chances)
-def test_whatever_is_reported(clock: Clock, chance: mutate.Chance) -> None:
-    """By a node that has a certificate; somebody else is heard all the same."""
+def test_any_report(clock: Clock, chance: mutate.Chance) -> None:
+    """A malicious node does not affect others."""
     head = Head()
     head.post("gpu3")
     good = {"node": "gpu2", "boot": "b", "number": 1, "done": 0, "servers": SERVERS}
@@ -309,3 +334,17 @@ def test_whatever_is_reported(clock: Clock, chance: mutate.Chance) -> None:
         json.dumps(head.lead.report_ages(), ensure_ascii=False).encode()
     head.post("gpu3", number=2)
     assert head.lead.report("gpu3", "chat") == CHAT
+
+
+def test_states_for_fronts_go_to_nodes_with_one(head: Head) -> None:
+    """Reports of fronts count while their nodes are connected."""
+    head.lead.front_states = {"chat": "drain"}
+    assert head.post().front == {}
+    reply = head.post(number=2, front={"chat": {"state": "ready", "requests": 3}})
+    assert reply.front == {"chat": "drain"}
+    assert head.lead.fronts() == {"gpu2": {"chat": Rotation(state="ready", requests=3)}}
+    head.post(number=3, front={})
+    assert head.lead.fronts() == {"gpu2": {}}
+    head.connections["gpu2"].closed = True
+    head.lead.tick()
+    assert head.lead.fronts() == {}

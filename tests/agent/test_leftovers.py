@@ -1,4 +1,4 @@
-"""Shared memory that engines left behind."""
+"""Shared memory left behind by engines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from launcher.agent import leftovers
 
 
-def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
-    """Open, mapped and young files stay, and anything that is no file."""
+def test_only_unused_files_are_removed(tmp_path: Path) -> None:
+    """Open, mapped and recent files stay, and everything that is not a file."""
     names = ("left", "opened", "mapped", "young")
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 4096)
@@ -36,6 +36,6 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "young"]
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     """An image may have no /dev/shm."""
     leftovers.remove_leftovers(str(tmp_path / "none"))

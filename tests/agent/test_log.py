@@ -12,10 +12,8 @@ from launcher.agent import log
 from tests.agent.stage import Clock
 
 
-def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image may have set another encoding; nobody ends for a stranger's letters, or draws on the
-    terminal.
-    """
+def test_unencodable_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image may set another encoding; remote text must neither raise nor act on the terminal."""
     to: Any = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(to, encoding="ascii"))
     log.say("agent of Knoten-ß\ud800\x1b[2J connected")
@@ -23,8 +21,8 @@ def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> No
     assert to.getvalue() == b"vlaunch agent: agent of Knoten-???[2J connected\n"
 
 
-def test_an_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread may print while the process ends."""
+def test_a_closed_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may print while the process exits."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", output)
     output.close()
@@ -32,7 +30,7 @@ def test_an_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with where it was raised, in letters that the output can show."""
+    """Every exception with its location, in encodable characters."""
     try:
         raise LookupError("no\x1bthing")
     except LookupError:
@@ -47,7 +45,7 @@ def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]
 def test_other_hosts_cannot_fill_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same is printed once a minute, and not too much of it."""
+    """Repeated lines are printed once per minute, and long ones cut."""
     clock = Clock()
     monkeypatch.setattr(log, "time", clock)
     limited = log.LimitedLog()

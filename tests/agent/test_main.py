@@ -1,4 +1,4 @@
-"""Agents as they run in containers, on loopback, with stand-ins for vLLM and for Ray."""
+"""Agents as in containers, on loopback, with fakes of vLLM and Ray."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from typing import Any
 
 import pytest
 
-from launcher import agent
 from launcher.agent import server, state
 from launcher.agent.__main__ import Agent
 from launcher.agent.desired import Policy, Ray
 from launcher.agent.observed import FirstAnswer, Observed
-from launcher.tools import agent_queries, servers
+from launcher.tools import agent_queries, servers, zipapps
 from tests.agent import specs
 from tests.agent.authority import Authority
 from tests.agent.waits import PATIENCE, lives, until
@@ -32,8 +31,8 @@ from tests.agent.waits import PATIENCE, lives, until
 pytestmark = pytest.mark.processes
 ENGINE = str(Path(__file__).with_name("stand_in_engine.py"))
 QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1, longest_pause=1.0)
-# As the entry point of a container has it; times are shorter, and orphans come to it as to the
-# first process of a container.
+# As in the entry point of a container, with shorter times; it adopts orphans like a container's
+# first process.
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
@@ -46,9 +45,7 @@ MAIN = """if 1:
 
 
 def free() -> int:
-    """Return a port that nobody has, and that the kernel will not hand out to another test
-    meanwhile.
-    """
+    """Return a free port that the kernel does not assign to another test."""
     while True:
         port = random.randrange(20000, 32000)
         try:
@@ -59,16 +56,15 @@ def free() -> int:
 
 
 class Cluster:
-    """Agents with a folder each, as nodes have; the first one is the head's."""
+    """Agents with a folder per node; the first agent is the head's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free()
-        self.ports: dict[str, int] = {}  # of the head, as other nodes see it
+        self.ports: dict[str, int] = {}  # the head's address for other nodes
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.request_count = 0
         self.authority = Authority()
-        (folder / "lib").mkdir()
-        (folder / "lib" / "vlaunch_agent").symlink_to(Path(agent.__file__).parent)
+        (folder / "agent.pyz").write_bytes(zipapps.pack(zipapps.agent_files()))
 
     def start(
         self,
@@ -76,7 +72,7 @@ class Cluster:
         ray: tuple[str, ...] = (),
         authority: Authority | None = None,
     ) -> None:
-        """Start agents; the head's is told so."""
+        """Start agents; the head's gets its own option."""
         for node in nodes:
             (self.folder / "state" / node).mkdir(parents=True, exist_ok=True)
             (authority or self.authority).deliver(self.folder / "secrets" / node, node)
@@ -96,7 +92,7 @@ class Cluster:
                         "-u",
                         "-c",
                         MAIN,
-                        str(self.folder / "lib"),
+                        str(self.folder / "agent.pyz"),
                         *parts,
                         *(("--", *ray) if ray else ()),
                     ],
@@ -120,7 +116,7 @@ class Cluster:
         be: tuple[str, ...] = (),
         **fields: Any,
     ) -> tuple[Server, dict[str, Any]]:
-        """Return a server with one process on each node; its engines are as the words say."""
+        """Return a server with one process per node; its engines have the named traits."""
         server = Server(self, name, nodes)
         server.be(*be)
         self.request_count += 1
@@ -132,7 +128,7 @@ class Cluster:
             )
             for rank, node in enumerate(nodes)
         )
-        want = specs.mp(
+        spec = specs.mp(
             *nodes,
             **{
                 "name": name,
@@ -143,34 +139,34 @@ class Cluster:
                 **fields,
             },
         )
-        return server, want.as_json()
+        return server, spec.as_json()
 
     def serve(self, name: str, *nodes: str, **fields: Any) -> Server:
-        """Want a server."""
-        server, want = self.write_spec(name, *nodes, **fields)
+        """Store a spec."""
+        server, spec = self.write_spec(name, *nodes, **fields)
         file = self.folder / "state" / "gpu1" / name / "desired.json"
-        state.write_json(str(file), want, durable=False)
+        state.write_json(str(file), spec, durable=False)
         return server
 
     def kill(self, node: str) -> None:
-        """Let a container end, as it does without warning."""
+        """Kill a container's processes without warning."""
         self.agents[node].kill()
         self.agents[node].wait()
 
     def log(self, node: str) -> str:
-        """Return what a node's container would have printed."""
+        """Return the log of a node's container."""
         return (self.folder / f"log-{node}").read_text()
 
     def logs(self) -> str:
-        """Return what all printed."""
+        """Return all logs."""
         return "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("log-*"))
 
     def says(self, node: str, text: str) -> None:
-        """Wait until a node's agent has printed something."""
+        """Wait for a text in a node's log."""
         until(lambda: text in self.log(node), f"{node} says {text!r}", self.logs)
 
     def end(self) -> None:
-        """End everything that is left."""
+        """Kill all remaining processes."""
         for item in self.agents.values():
             if item.poll() is None:
                 item.send_signal(signal.SIGCONT)
@@ -185,7 +181,7 @@ class Cluster:
             if lives(pid):
                 os.kill(pid, signal.SIGCONT)
         until(lambda: not any(map(lives, numbers)), "the engines end with their agents")
-        # What nobody tells that the container has gone, as there would be none of it any more.
+        # A killed container would leave no records either.
         for path in (*self.folder.glob("engines/*/child?"), *self.folder.glob("rays*")):
             for pid in filter(lives, map(int, path.read_text().split())):
                 os.kill(pid, signal.SIGKILL)
@@ -201,7 +197,7 @@ class Server:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def be(self, *args: str, no: tuple[str, ...] = ()) -> None:
-        """Be something from now on, and something else no more."""
+        """Add traits to the engine and remove others."""
         for label in args:
             (self.folder / label).touch()
         for label in no:
@@ -209,13 +205,13 @@ class Server:
 
     @property
     def status(self) -> Observed:
-        """The record."""
+        """Return the record."""
         return state.read_status(
             self.name, str(self.cluster.folder / "state" / "gpu1")
         ) or Observed(name="", id="", asked=0.0, state="")
 
     def started(self, rank: int = 0) -> list[int]:
-        """Return every process that a rank has had."""
+        """Return all processes that a rank has had."""
         path = self.folder / f"engine{rank}"
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -228,7 +224,7 @@ class Server:
         os.kill(self.started(rank)[-1], number)
 
     def is_(self, *states: str, generation: int = 0) -> Observed:
-        """Wait for a state, and for one living process of each rank, all of that generation."""
+        """Wait for a state, and for one process per rank of the same generation."""
 
         def holds() -> bool:
             status = self.status
@@ -253,13 +249,13 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Want it no more."""
+        """Remove the spec."""
         (self.cluster.folder / "state" / "gpu1" / self.name / "desired.json").unlink()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Agents that end with the test."""
+    """A cluster for one test."""
     created = Cluster(tmp_path)
     yield created
     created.end()
@@ -269,8 +265,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_server_on_two_nodes(cluster: Cluster) -> None:
-    """Nothing runs before both agents are there; what engines print is in their nodes' logs; a stop
-    leaves nothing.
+    """It starts once both agents are connected; engines print to their nodes' logs; a stop removes
+    everything.
     """
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("child", "stubborn"))
@@ -302,8 +298,8 @@ def ask_servers(cluster: Cluster) -> servers.ServersState:
     return servers.parse_servers(json.loads(done.stdout))
 
 
-def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
-    """The supervisor's status comes back, with the connected agents."""
+def test_queries_with_curl(cluster: Cluster) -> None:
+    """The answer has the supervisor's status and the connected agents."""
     cluster.start("gpu1", "gpu2")
     cluster.serve("chat", "gpu1", "gpu2").is_("ready")
     saved = ask_servers(cluster)
@@ -315,8 +311,8 @@ def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
     assert (set(saved.members), saved.agent < 5) == ({"gpu1", "gpu2"}, True)
 
 
-def test_a_first_start_that_fails(cluster: Cluster) -> None:
-    """It is said at once, with the cause; the agent goes on, and the next wish is tried."""
+def test_a_failed_first_start(cluster: Cluster) -> None:
+    """It is reported at once, with the cause; the agent then starts the next spec."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", be=("typo",))
     status = server.is_("failed")
@@ -331,8 +327,8 @@ def test_a_first_start_that_fails(cluster: Cluster) -> None:
     server.is_("ready")
 
 
-def test_a_server_that_is_stopped_while_it_starts(cluster: Cluster) -> None:
-    """Nobody waits for its first answer."""
+def test_a_stop_during_the_start(cluster: Cluster) -> None:
+    """It does not wait for the first answer."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("slow",))
     until(lambda: len(server.pids()) == 2, "it starts", cluster.logs)
@@ -346,9 +342,7 @@ def test_a_server_that_is_stopped_while_it_starts(cluster: Cluster) -> None:
 
 
 def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
-    """The other rank ends with it; everything starts anew, and nothing of the old engine is
-    left.
-    """
+    """The other rank is stopped, all restart, and no process of the old engine is left."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("brittle", "child"))
     server.is_("ready", generation=1)
@@ -370,8 +364,8 @@ def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
     assert [lives(pid) for pid in children] == [False, True, False, True]
 
 
-def test_an_engine_of_one_process_comes_back(cluster: Cluster) -> None:
-    """As one whose ranks Ray runs; the first error is the cause."""
+def test_an_engine_of_one_process_restarts(cluster: Cluster) -> None:
+    """Ray may run its ranks; the first error is the cause."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1")
     server.is_("ready", generation=1)
@@ -385,7 +379,7 @@ def test_an_engine_of_one_process_comes_back(cluster: Cluster) -> None:
 
 
 def test_a_frozen_engine(cluster: Cluster) -> None:
-    """Thawed in time, nothing has happened to it."""
+    """If it is resumed in time, it is not restarted."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
@@ -400,8 +394,8 @@ def test_a_frozen_engine(cluster: Cluster) -> None:
     assert server.status.longest_step > 1.0
 
 
-def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
-    """And an answer of 500 is told."""
+def test_a_sleeping_server_is_not_restarted(cluster: Cluster) -> None:
+    """And a canary's answer of 500 is reported."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
@@ -421,8 +415,8 @@ def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
     assert (server.status.state, server.status.generation, server.status.faults) == ("ready", 1, [])
 
 
-def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
-    """It is ended, and comes back."""
+def test_an_engine_that_reports_its_death(cluster: Cluster) -> None:
+    """It is stopped and restarted."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
@@ -471,7 +465,7 @@ class Wire:
                 item.shutdown(socket.SHUT_RDWR)
 
     def set(self, *, cut: bool) -> None:
-        """Cut it, or mend it."""
+        """Cut or restore the connection."""
         self.cut = cut
         for item in self.ends if cut else ():
             with contextlib.suppress(OSError):
@@ -488,10 +482,8 @@ class Wire:
             item.close()
 
 
-def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
-    """The engine works on meanwhile; what is here and what is wanted are compared when the agent is
-    back.
-    """
+def test_a_lost_connection_stops_nothing(cluster: Cluster) -> None:
+    """The engine continues; on reconnection, its state is compared with the spec."""
     cluster.start("gpu1")
     with Wire(cluster.port) as between:
         cluster.ports["gpu2"] = between.port
@@ -501,7 +493,7 @@ def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
         pids = server.pids()
         between.set(cut=True)
         until(lambda: "from the agent of gpu2" in server.status.warning, "it is away", cluster.logs)
-        for _ in range(4):  # longer than an agent has to come back, and than three canaries
+        for _ in range(4):  # longer than the deadline for a return, and than three canaries
             server.answers()
         assert (server.status.state, server.pids()) == ("ready", pids)
         between.set(cut=False)
@@ -511,8 +503,8 @@ def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
         assert (server.status.generation, server.status.faults, server.pids()) == (1, [], pids)
 
 
-def test_an_agent_that_is_frozen_for_a_moment_ends_nothing(cluster: Cluster) -> None:
-    """It is behind with its reports, and has its engine still."""
+def test_a_briefly_frozen_agent_stops_nothing(cluster: Cluster) -> None:
+    """Its reports are late, and its engine is unaffected."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
@@ -531,10 +523,8 @@ def test_an_agent_that_is_frozen_for_a_moment_ends_nothing(cluster: Cluster) -> 
     )
 
 
-def test_a_container_that_ends(cluster: Cluster) -> None:
-    """Its rank is gone with it, and no completion comes back: it is waited for, and everything
-    starts when it is back.
-    """
+def test_an_exited_container(cluster: Cluster) -> None:
+    """Its rank is lost and no completion returns: everything starts once it is back."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("bound",))
     server.is_("ready", generation=1)
@@ -554,10 +544,8 @@ def test_a_container_that_ends(cluster: Cluster) -> None:
     server.is_("ready", generation=2)
 
 
-def test_a_container_that_is_back_at_once(cluster: Cluster) -> None:
-    """It must not join an engine that has lost it, which would wait for ever: all of them start
-    anew.
-    """
+def test_a_quickly_restarted_container(cluster: Cluster) -> None:
+    """It must not join an engine that has lost it and would wait forever: all ranks restart."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("bound",))
     server.is_("ready", generation=1)
@@ -569,9 +557,9 @@ def test_a_container_that_is_back_at_once(cluster: Cluster) -> None:
     assert fault.what in ("the container of gpu2 was restarted", "gpu2 is gone")
 
 
-def test_a_head_that_ends_and_starts_again(cluster: Cluster) -> None:
-    """Its own engine ended with it, and comes back as one fault; one on other nodes has gone on,
-    and nothing happened to it.
+def test_a_restarted_head(cluster: Cluster) -> None:
+    """Its own engine exited with it and restarts, with one fault; an engine on other nodes is
+    unaffected.
     """
     cluster.start("gpu1", "gpu2")
     chat, embed = cluster.serve("chat", "gpu1", "gpu2"), cluster.serve("embed", "gpu2")
@@ -589,8 +577,8 @@ def test_a_head_that_ends_and_starts_again(cluster: Cluster) -> None:
     assert (embed.pids(), embed.status.generation, embed.status.faults) == (pids, 1, [])
 
 
-def test_one_server_dies_again_and_again_and_the_other_does_not_notice(cluster: Cluster) -> None:
-    """Each has its own processes; a stop of one leaves the other alone."""
+def test_a_crash_loop_does_not_affect_another_server(cluster: Cluster) -> None:
+    """Nor does a stop: all have their own processes."""
     cluster.start("gpu1", "gpu2")
     chat, embed = cluster.serve("chat", "gpu1", "gpu2"), cluster.serve("embed", "gpu1", "gpu2")
     chat.is_("ready", generation=1)
@@ -608,7 +596,7 @@ def test_one_server_dies_again_and_again_and_the_other_does_not_notice(cluster: 
 
 
 def over(stranger: socket.socket) -> bool:
-    """True when the other side ends the connection."""
+    """Return whether the other side closes the connection."""
     stranger.settimeout(PATIENCE)
     try:
         while stranger.recv(1 << 16):
@@ -620,8 +608,8 @@ def over(stranger: socket.socket) -> bool:
     return True
 
 
-def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
-    """Whatever they say, and however long; the agents stay, and so does the server."""
+def test_unauthorized_clients_change_nothing(cluster: Cluster) -> None:
+    """Whatever they send, and for however long; agents and server are unaffected."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
@@ -640,12 +628,12 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
 
     assert (server.status.generation, server.status.faults) == (1, [])
     assert set(ask_servers(cluster).members) == {"gpu1", "gpu2"}
-    cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are read again
+    cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are reloaded
     cluster.says("gpu1", "agent of gpu3 connected")
 
 
-def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
-    """Node by node, as `vlaunch secrets rotate` does; nothing starts anew."""
+def test_certificates_are_renewed_without_a_restart(cluster: Cluster) -> None:
+    """Node by node, as in `vlaunch secrets rotate`."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2")
     server.is_("ready", generation=1)
@@ -664,7 +652,7 @@ def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
 
 
 def zombies(pid: int) -> list[str]:
-    """Return a process's children that wait to be reaped."""
+    """Return a process's zombie children."""
     results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -677,7 +665,7 @@ def zombies(pid: int) -> list[str]:
 
 
 def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> None:
-    """Both are children that have ended."""
+    """Both are exited children."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", be=("orphan",))
     server.is_("ready")
@@ -690,10 +678,8 @@ def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> N
     assert len((server.folder / "orphans").read_text().split()) == 3
 
 
-def test_the_signal_to_end_ends_everything(cluster: Cluster) -> None:
-    """Also engines that ignore it, and what they have started; what is wanted stays wanted, and no
-    fault is made of it.
-    """
+def test_sigterm_stops_everything(cluster: Cluster) -> None:
+    """Engines that ignore it and their children too; specs stay, and no fault is recorded."""
     cluster.start("gpu1", "gpu2")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("stubborn", "child"))
     server.is_("ready")
@@ -708,26 +694,23 @@ def test_the_signal_to_end_ends_everything(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("ends", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
-def test_a_container_ends_with_ray(cluster: Cluster, ends: str, code: int) -> None:
-    """With its exit code, as Docker starts it again then."""
+def test_the_container_exits_with_ray(cluster: Cluster, ends: str, code: int) -> None:
+    """With Ray's exit code, so that Docker restarts it."""
     cluster.start("gpu1", ray=("sh", "-c", f"sleep 0.2; {ends}"))
 
     assert cluster.agents["gpu1"].wait(PATIENCE) == code
 
 
 def test_an_image_without_ray(cluster: Cluster) -> None:
-    """The container ends as a shell would end it."""
+    """The container exits as after a shell's error."""
     cluster.start("gpu1", ray=("/no/ray", "start"))
 
     assert cluster.agents["gpu1"].wait(PATIENCE) == 127
     assert "/no/ray: No such file" in cluster.log("gpu1")
 
 
-def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
-    """It is started again, and what does not need it goes on; what it left behind is ended first.
-
-    It ends with the agent.
-    """
+def test_ray_is_restarted_beside_an_engine(cluster: Cluster) -> None:
+    """Independent engines continue; Ray's leftovers are stopped first. Ray exits with the agent."""
     marks = cluster.folder / "rays"
     cluster.start(
         "gpu1", ray=("sh", "-c", f"setsid sleep 60 & echo $$ $! >> {marks}; wait; exit 1")
@@ -746,9 +729,9 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
     assert not lives(int(marks.read_text().split()[2]))
 
 
-def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
-    """It would wait for the one that is gone, and then end with its container; the engine beside it
-    does not notice.
+def test_ray_joins_a_replaced_head(cluster: Cluster) -> None:
+    """It would wait for the old head, then exit with its container; the engine beside it is
+    unaffected.
     """
     marks = {node: cluster.folder / f"rays-{node}" for node in ("gpu1", "gpu2")}
     for node, file in marks.items():
@@ -777,10 +760,8 @@ def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
     assert not lives(second)
 
 
-def test_a_server_beside_ray_is_no_part_of_it(cluster: Cluster) -> None:
-    """Its GPUs are to be set aside in a Ray that does not answer: nodes that it takes whole do not
-    wait for that.
-    """
+def test_a_server_without_ray_does_not_wait_for_it(cluster: Cluster) -> None:
+    """Its GPUs are to be reserved in an unresponsive Ray: whole nodes do not wait for that."""
     cluster.start("gpu1")
     ray = Ray(dashboard=1, node_manager=1, gpus=1, reserve=True)
     server = cluster.serve("chat", "gpu1", ray=ray, addresses={"gpu1": "127.0.0.1"})
@@ -790,8 +771,10 @@ def test_a_server_beside_ray_is_no_part_of_it(cluster: Cluster) -> None:
     server.is_("stopped")
 
 
-def test_no_member_is_answered_before_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first orders are of the records: without any, its engines would end."""
+def test_no_member_is_answered_before_the_records_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Empty first orders would stop its engines."""
     steps: list[str] = []
     serving = SimpleNamespace(start=lambda: steps.append("answer members"))
     monkeypatch.setattr(server, "HttpServer", lambda *_: serving)

@@ -1,4 +1,4 @@
-"""The connections between agents, with real sockets, and attacks on them."""
+"""Connections between agents, over real sockets, and attacks on them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hypothesis import given
 
 from launcher.agent import leader, members, records, server
 from launcher.agent.certificates import Certificates
+from launcher.agent.front import Front, Rotation
 from launcher.agent.leader import Leader
 from launcher.agent.members import Member, ReportReply
 from launcher.agent.node import KEEP, RUN, Order, ServerReport
@@ -36,23 +37,24 @@ CHAT = ServerReport(prepared=1)
 
 
 class Node:
-    """Starts nothing."""
+    """A node that starts nothing."""
 
     def __init__(self) -> None:
         self.orders: Any = {}
         self.reports = {"chat": CHAT}
         self.changing = False
+        self.front = Front("")
 
     def tick(self) -> None:
         """Do nothing."""
 
     def report(self) -> dict[str, ServerReport]:
-        """Say what a test says."""
+        """Return the test's report."""
         return self.reports
 
 
 class World:
-    """The head's agent gpu1 behind its site, and other agents that connect to it."""
+    """The head's agent gpu1 behind its site, and agents that connect to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.authority = folder, Authority()
@@ -65,7 +67,7 @@ class World:
 
     @property
     def port(self) -> int:
-        """The address of the head's agent."""
+        """The port of the head's agent."""
         if self.server is None:
             own = Certificates(server=True, folder=str(self.folder / "gpu1"))
             self.server = HttpServer(leader.members_site(self.lead, self.lock, own, "127.0.0.1", 0))
@@ -85,26 +87,26 @@ class World:
         return self.followers[-1]
 
     def order(self, node: str, *orders: Order) -> None:
-        """Order something."""
+        """Set an order."""
         self.lead.orders[node] = {f"server{at}": item for at, item in enumerate(orders)}
         self.lead.tick()
 
     def client(
         self, node: str = "gpu2", authority: Authority | None = None, **fields: Any
     ) -> Client:
-        """Return a connection of whoever has a certificate for a node."""
+        """Return a connection with a certificate of a node."""
         (authority or self.authority).deliver(self.folder / "stranger", node, **fields)
         (self.folder / "stranger" / "AGENT_CA").write_bytes(self.authority.certificate())
         own = Certificates(server=False, folder=str(self.folder / "stranger"))
         return self.connect(own.context())
 
     def connect(self, context: ssl.SSLContext | None) -> Client:
-        """Return a connection that a test has."""
+        """Return a raw connection."""
         self.clients.append(Client(self.port, context))
         return self.clients[-1]
 
     def report(self, node: str = "gpu2", number: int = 1, **fields: Any) -> dict[str, Any]:
-        """Return a good report."""
+        """Return a valid report."""
         return {
             "node": node,
             "boot": "b1",
@@ -116,7 +118,7 @@ class World:
         }
 
     def close(self) -> None:
-        """End."""
+        """Stop all agents."""
         for follower in self.followers:
             follower.close()
         for client in self.clients:
@@ -126,7 +128,7 @@ class World:
 
 
 class Client:
-    """A connection to the head's agent, over which a test says anything."""
+    """A connection to the head's agent for arbitrary messages."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None) -> None:
         self.connection = http.client.HTTPSConnection(
@@ -134,7 +136,7 @@ class Client:
         )
 
     def post(self, report: object, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Return the status and the text of the answer; 0 where there is none."""
+        """Return status and text of the answer; 0 without one."""
         body = report if isinstance(report, bytes) else json.dumps(report).encode()
         try:
             self.connection.request("POST", "/report", body, headers)
@@ -148,7 +150,7 @@ class Client:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A cluster that ends with the test."""
+    """A cluster that is closed after the test."""
     monkeypatch.setattr(members, "EVERY", 0.02)
     monkeypatch.setattr(members, "_QUICK", 0.02)
     created = World(tmp_path)
@@ -163,12 +165,12 @@ class Lines:
         self.capsys, self.text = capsys, ""
 
     def has(self, text: str) -> bool:
-        """Return whether it was printed."""
+        """Return whether a text was printed."""
         self.text += self.capsys.readouterr().out
         return text in self.text
 
     def wait(self, text: str) -> None:
-        """Wait until it was printed."""
+        """Wait for a text."""
         until(lambda: self.has(text), f"it says {text!r}", lambda: self.text)
 
 
@@ -179,7 +181,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 def turns(follower: Member) -> Callable[[], bool]:
-    """Return what lets an agent do all once; true."""
+    """Return a function that runs an agent's turn, and returns true."""
 
     def turn() -> bool:
         follower.tick()
@@ -191,12 +193,8 @@ def turns(follower: Member) -> Callable[[], bool]:
 # ---- what agents do ------------------------------------------------------------------------------
 
 
-def test_orders_and_reports_go_both_ways(
-    world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A change of a state is reported at once, and its answer has new orders; what was carried out
-    is settled.
-    """
+def test_reports_and_orders(world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change is reported at once; the answer has new orders, and done ones are settled."""
     follower = world.follower()
     turn, lead = turns(follower), world.lead
     until(lambda: turn() and lead.orders_done("gpu2"), "it has its orders", lambda: lines.text)
@@ -222,7 +220,7 @@ def test_orders_and_reports_go_both_ways(
 def test_reports_are_frequent_while_orders_are_likely(
     world: World, monkeypatch: pytest.MonkeyPatch, changing: bool, age: float, pause: float
 ) -> None:
-    """Else one each second."""
+    """Otherwise one per second."""
     clock = Clock()
     monkeypatch.setattr(members, "time", clock)
     monkeypatch.setattr(members, "EVERY", 1.0)
@@ -242,8 +240,8 @@ def test_reports_are_frequent_while_orders_are_likely(
         assert follower._due.is_set() is due
 
 
-def test_an_agent_that_ends(world: World, lines: Lines) -> None:
-    """The end of its connection is noticed at once."""
+def test_an_exited_agent(world: World, lines: Lines) -> None:
+    """The closed connection is noticed at once."""
     follower = world.follower()
     turn = turns(follower)
     until(lambda: turn() and world.lead.is_connected("gpu2"), "it is here")
@@ -252,10 +250,10 @@ def test_an_agent_that_ends(world: World, lines: Lines) -> None:
     lines.wait("agent of gpu2 disconnected: its connection closed")
 
 
-def test_a_main_loop_that_hangs_holds_up_reports_alone(
+def test_a_hanging_main_loop_delays_reports_only(
     world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
+    """The sender and the log report it; other requests are answered."""
     monkeypatch.setattr(leader, "_HANGS", 1.0)
     read, arrived = records.parse_record, threading.Event()
     monkeypatch.setattr(records, "parse_record", lambda *args: arrived.set() or read(*args))
@@ -275,8 +273,8 @@ def test_a_main_loop_that_hangs_holds_up_reports_alone(
     assert client.post(world.report())[0] == 200
 
 
-def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
-    """Its orders count from their first number on; those of before hold until they come."""
+def test_a_restarted_head(world: World, lines: Lines) -> None:
+    """Its orders are numbered from one; the old ones apply until they arrive."""
     follower = world.follower(port=world.port)
     turn, port = turns(follower), world.port
     world.order("gpu2", ORDER)
@@ -300,8 +298,8 @@ def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
     assert lines.text.count("Connection refused") <= 1
 
 
-def test_a_head_that_cannot_be_reached(world: World, lines: Lines) -> None:
-    """It is said once, and tried again."""
+def test_an_unreachable_head(world: World, lines: Lines) -> None:
+    """It is logged once, and tried again."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     follower = world.follower(port=port)
@@ -315,15 +313,15 @@ def test_a_head_that_cannot_be_reached(world: World, lines: Lines) -> None:
     assert lines.text.count("Connection refused") == 1
 
 
-# ---- who is let in -------------------------------------------------------------------------------
+# ---- access --------------------------------------------------------------------------------------
 
 
-def test_a_good_report_is_taken(world: World) -> None:
-    """So that the tests below refuse for no other reason."""
+def test_a_valid_report_is_accepted(world: World) -> None:
+    """Otherwise the tests below could fail for another reason."""
     client = world.client()
     assert client.post(world.report(head_boot="")) == (
         200,
-        {"head_boot": world.lead.boot, "number": 0, "orders": {}, "ray": ""},
+        {"head_boot": world.lead.boot, "number": 0, "orders": {}, "ray": "", "front": {}},
     )
     status, answer = client.post(world.report())
     assert (status, answer["orders"], world.lead.is_connected("gpu2")) == (200, {}, True)
@@ -336,7 +334,7 @@ TOKEN = "Bearer the-token-that-Ray-sends-in-the-clear"
 def test_a_client_without_a_certificate(
     world: World, lines: Lines, headers: dict[str, str]
 ) -> None:
-    """It is not heard; Ray's token lets nobody in."""
+    """It is rejected; Ray's token does not help."""
     context = ssl.create_default_context(cadata=world.authority.certificate().decode())
     client = world.connect(context)
     assert client.post(world.report(), **headers)[0] == 0
@@ -345,7 +343,7 @@ def test_a_client_without_a_certificate(
 
 
 def test_a_client_without_tls(world: World, lines: Lines) -> None:
-    """Neither plain HTTP nor garbage is answered."""
+    """Neither plain HTTP nor garbage gets an answer."""
     for text in (
         b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
         b"\x00\xff" * 100,
@@ -364,7 +362,7 @@ def test_a_client_without_tls(world: World, lines: Lines) -> None:
 
 
 def test_an_older_tls(world: World, lines: Lines) -> None:
-    """It is refused, even with a certificate."""
+    """It is rejected, even with a certificate."""
     client = world.client()
     context = client.connection._context  # type: ignore[attr-defined]
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -374,14 +372,14 @@ def test_an_older_tls(world: World, lines: Lines) -> None:
 
 
 def test_a_certificate_of_another_cluster(world: World, lines: Lines) -> None:
-    """It is refused, whatever it names."""
+    """It is rejected, for any name."""
     assert world.client(authority=Authority()).post(world.report())[0] == 0
     lines.wait("refused a connection from 127.0.0.1: the certificate is not accepted")
     assert world.lead.members == {}
 
 
-def test_a_certificate_that_has_ended(world: World, lines: Lines) -> None:
-    """It is refused; so is one whose end comes."""
+def test_an_expired_certificate(world: World, lines: Lines) -> None:
+    """It is rejected, as is one that expires during a connection."""
     assert world.client(days=-1).post(world.report())[0] == 0
     lines.wait(
         "refused a connection from 127.0.0.1: the certificate is not accepted: certificate has"
@@ -406,10 +404,10 @@ def test_a_certificate_that_has_ended(world: World, lines: Lines) -> None:
     ],
     ids=["expired", "address"],
 )
-def test_a_head_that_is_not_believed(
+def test_an_untrusted_head(
     world: World, lines: Lines, extra: dict[str, Any], why: str, head: str
 ) -> None:
-    """Its certificate has ended, or is that of another node: nothing that it orders is done."""
+    """Its certificate has expired or is another node's: none of its orders is carried out."""
     world.authority.deliver(world.folder / "gpu1", "gpu1", **extra)
     world.lead.orders = {"gpu2": {"server0": ORDER}}
     follower = world.follower()
@@ -420,7 +418,7 @@ def test_a_head_that_is_not_believed(
 
 
 def test_a_head_of_another_cluster(world: World, lines: Lines) -> None:
-    """Nothing that it orders is done."""
+    """None of its orders is carried out."""
     Authority().deliver(world.folder / "gpu1", "gpu1")
     follower = world.follower()
     turn = turns(follower)
@@ -440,10 +438,10 @@ def test_a_head_of_another_cluster(world: World, lines: Lines) -> None:
     ],
     ids=["another node", "the head", "again", "late", "another head"],
 )
-def test_a_node_that_reports_what_it_must_not(
+def test_forbidden_reports(
     world: World, lines: Lines, certificate: str, extra: dict[str, Any], why: str
 ) -> None:
-    """As another node, or what was reported before: with a good certificate, and in vain."""
+    """For another node, or repeated: rejected in spite of a valid certificate."""
     assert world.client().post(world.report(number=5))[0] == 200
     status, answer = world.client(certificate).post(world.report(**{"servers": {}, **extra}))
 
@@ -468,8 +466,8 @@ def test_a_node_that_reports_what_it_must_not(
     ],
     ids=["nothing", "garbage", "list", "deep", "number", "surrogate", "large"],
 )
-def test_what_is_no_report(world: World, body: bytes, status: int) -> None:
-    """Other nodes are heard all the same."""
+def test_invalid_reports(world: World, body: bytes, status: int) -> None:
+    """Other nodes are unaffected."""
     assert world.client("gpu3").post(world.report("gpu3"))[0] == 200
     connection = world.client()
     with contextlib.suppress(ValueError):
@@ -478,10 +476,10 @@ def test_what_is_no_report(world: World, body: bytes, status: int) -> None:
     assert list(world.lead.members) == ["gpu3"]
 
 
-def test_silent_strangers_keep_nobody_out(
+def test_silent_connections_do_not_block_others(
     world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many: those who came first go first, and others at the deadline."""
+    """However many: the oldest are closed first, and others at the deadline."""
     monkeypatch.setattr(server, "_PENDING", 8)
     silent = [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]
     assert world.client().post(world.report())[0] == 200
@@ -503,8 +501,8 @@ def test_silent_strangers_keep_nobody_out(
 
 
 @pytest.mark.parametrize("late", ["gpu1", "gpu2"])
-def test_certificates_that_come_late(world: World, lines: Lines, late: str) -> None:
-    """Both agents wait for them, say so once, and go on."""
+def test_late_certificates(world: World, lines: Lines, late: str) -> None:
+    """Both agents wait for them, log it once, and continue."""
     folder = world.folder / late
     folder.mkdir(exist_ok=True)
     for name in ("AGENT_CA", "AGENT_CERTIFICATE"):
@@ -518,8 +516,8 @@ def test_certificates_that_come_late(world: World, lines: Lines, late: str) -> N
     assert lines.text.count("run `vlaunch up`") == 1
 
 
-def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
-    """An open connection does not outlive the CA that let it in; nothing else changes."""
+def test_renewed_certificates(world: World, lines: Lines) -> None:
+    """An open connection does not outlive its CA; nothing else changes."""
     follower = world.follower()
     turn, lead = turns(follower), world.lead
     world.order("gpu2", ORDER)
@@ -553,11 +551,11 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
     )
 
 
-# ---- who is between ------------------------------------------------------------------------------
+# ---- relays --------------------------------------------------------------------------------------
 
 
 ANSWER = json.dumps(
-    {"head_boot": "x", "number": 9, "orders": {"server0": asdict(OTHER)}, "ray": ""}
+    {"head_boot": "x", "number": 9, "orders": {"server0": asdict(OTHER)}, "ray": "", "front": {}}
 ).encode()
 INJECTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
 
@@ -567,21 +565,21 @@ REQUEST = b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % 
 
 
 class Between:
-    """A relay that changes one message."""
+    """A relay that modifies one message."""
 
     def __init__(self) -> None:
         self.adds: Callable[[bytes], bytes] | None = None
 
     def __call__(self, data: bytes) -> bytes:
-        """Return what is passed on."""
+        """Return the forwarded data."""
         adds, self.adds = self.adds, None
         return data + (adds(data) if adds else b"")
 
 
 @pytest.mark.parametrize("side", ["answers", "reports"])
 @pytest.mark.parametrize("replay", [True, False])
-def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, side: str) -> None:
-    """A repeated message ends the connection with a printed cause; the next one works."""
+def test_a_tampering_relay(world: World, lines: Lines, replay: bool, side: str) -> None:
+    """A repeated message closes the connection with a logged cause; the next one works."""
     answers, sent = Between(), Between()
     with Relay(world.port, answers, sent) as relay:
         follower = world.follower(port=relay.port)
@@ -603,22 +601,22 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
     assert not lines.has("Traceback")
 
 
-# ---- a head that says odd things -----------------------------------------------------------------
+# ---- fake heads ----------------------------------------------------------------------------------
 
 
-class Odd:
-    """A listener with the head's certificate, with answers from a test."""
+class FakeHead:
+    """A listener with the head's certificate and a test's answers."""
 
     def __init__(self, folder: Path) -> None:
-        self.answers: list[Any] = []  # the last one again and again
-        self.got: list[dict[str, Any]] = []
+        self.answers: list[Any] = []  # the last one repeatedly
+        self.requests: list[dict[str, Any]] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(handler) -> None:
                 body = handler.rfile.read(int(handler.headers["Content-Length"]))
-                self.got.append(json.loads(body))
+                self.requests.append(json.loads(body))
                 text = self.answers.pop(0) if self.answers[1:] else self.answers[0]
                 data = text if isinstance(text, bytes) else json.dumps(text).encode()
                 handler.send_response(200)
@@ -630,11 +628,11 @@ class Odd:
                 handler.send_error(404)
 
             def log_message(handler, *_: object) -> None:
-                """Say nothing."""
+                """Do not log."""
 
         class Listening(http.server.ThreadingHTTPServer):
             def handle_error(self, *_: object) -> None:
-                """Say nothing."""
+                """Do not log."""
 
         context = Certificates(server=True, folder=str(folder)).context()
         assert context is not None
@@ -645,9 +643,9 @@ class Odd:
 
 
 @pytest.fixture
-def odd(world: World) -> Iterator[Odd]:
-    """A head that a test makes up."""
-    created = Odd(world.folder / "gpu1")
+def fake_head(world: World) -> Iterator[FakeHead]:
+    """A fake head."""
+    created = FakeHead(world.folder / "gpu1")
     yield created
     created.server.shutdown()
     created.server.server_close()
@@ -656,17 +654,19 @@ def odd(world: World) -> Iterator[Odd]:
 def answer(head_boot: str, number: int, *orders: Order) -> dict[str, Any]:
     """Return an answer with orders."""
     text = {f"server{at}": asdict(item) for at, item in enumerate(orders)}
-    return {"head_boot": head_boot, "number": number, "orders": text, "ray": ""}
+    return {"head_boot": head_boot, "number": number, "orders": text, "ray": "", "front": {}}
 
 
-def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) -> None:
-    """Each begins anew with the question which start of the head's agent it is."""
-    odd.server.RequestHandlerClass.protocol_version = "HTTP/1.0"
-    odd.answers = [answer("h1", 5, ORDER)]
-    follower = world.follower(port=odd.port)
+def test_a_head_that_closes_every_connection(
+    world: World, fake_head: FakeHead, lines: Lines
+) -> None:
+    """Every new connection asks for the start of the head's agent first."""
+    fake_head.server.RequestHandlerClass.protocol_version = "HTTP/1.0"
+    fake_head.answers = [answer("h1", 5, ORDER)]
+    follower = world.follower(port=fake_head.port)
     turn = turns(follower)
-    until(lambda: turn() and len(odd.got) > 3, "it asks again", lambda: lines.text)
-    assert {item["head_boot"] for item in odd.got} == {""}
+    until(lambda: turn() and len(fake_head.requests) > 3, "it asks again", lambda: lines.text)
+    assert {item["head_boot"] for item in fake_head.requests} == {""}
     assert follower.node.orders == {}
 
 
@@ -679,7 +679,10 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
             {**answer("h1", 6), "orders": {"chat": {}}},
             "invalid answer: 'orders.chat.generation'",
         ),
-        ({"head_boot": "h1", "orders": {}, "ray": ""}, "invalid answer: a field is missing"),
+        (
+            {"head_boot": "h1", "orders": {}, "ray": "", "front": {}},
+            "invalid answer: a field is missing",
+        ),
         (b"[]", "invalid answer: "),
         (b"[" * 60_000, "invalid answer: "),
         (
@@ -690,27 +693,25 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
     ],
     ids=["another head", "late", "no order", "no number", "list", "deep", "path", "long"],
 )
-def test_an_answer_that_is_not_obeyed(
-    world: World, odd: Odd, lines: Lines, bad: Any, why: str
+def test_rejected_answers(
+    world: World, fake_head: FakeHead, lines: Lines, bad: Any, why: str
 ) -> None:
-    """One of an earlier start of the head's agent, or that is none: the connection ends, and the
-    next begins anew.
-    """
+    """Invalid, or of an earlier start of the head's agent: the connection is replaced."""
     good, again = answer("h1", 5, ORDER), answer("h2", 5, ORDER)
-    odd.answers = [answer("h1", 7, OTHER), good, bad, answer("h2", 0), again]
-    follower = world.follower(port=odd.port)
+    fake_head.answers = [answer("h1", 7, OTHER), good, bad, answer("h2", 0), again]
+    follower = world.follower(port=fake_head.port)
     turn = turns(follower)
     until(lambda: turn() and lines.has(why), "it says why", lambda: lines.text)
     assert follower.node.orders == {"server0": ORDER}
-    observed = len(odd.got)
-    until(lambda: turn() and len(odd.got) > observed + 2, "it is back")
+    observed = len(fake_head.requests)
+    until(lambda: turn() and len(fake_head.requests) > observed + 2, "it is back")
     assert follower.node.orders == {"server0": ORDER}
-    assert [item["head_boot"] for item in odd.got[:5]] == ["", "h1", "h1", "", "h2"]
-    assert odd.got[4]["done"] == 0  # it has carried out nothing of that start
-    assert [item["number"] for item in odd.got[:5]] == [1, 2, 3, 4, 5]
+    assert [item["head_boot"] for item in fake_head.requests[:5]] == ["", "h1", "h1", "", "h2"]
+    assert fake_head.requests[4]["done"] == 0  # no order of that start is done
+    assert [item["number"] for item in fake_head.requests[:5]] == [1, 2, 3, 4, 5]
 
 
-# ---- orders as they travel -----------------------------------------------------------------------
+# ---- encoded orders ------------------------------------------------------------------------------
 
 
 ORDERS = {
@@ -731,26 +732,26 @@ PLAIN = json.loads(records.as_bytes(ReportReply(head_boot="h1", number=5, orders
 
 
 def read(data: object) -> ReportReply:
-    """Read an answer as an agent does."""
+    """Parse an answer as an agent does."""
     return records.parse_record(ReportReply, data, "answer", complete=True)
 
 
-def test_orders_survive_the_way() -> None:
-    """All their fields."""
+def test_orders_survive_a_round_trip() -> None:
+    """With all fields."""
     assert read(PLAIN) == ReportReply(head_boot="h1", number=5, orders=ORDERS)
 
 
 @pytest.mark.parametrize("orders", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])
 def test_an_invalid_order(orders: object) -> None:
-    """The whole answer is refused."""
+    """The whole answer is rejected."""
     with pytest.raises(ValueError, match="invalid answer"):
         read({**PLAIN, "orders": orders})
 
 
 @mutate.examples(60)
 @given(chance=mutate.chances)
-def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
-    """It is refused, or every part of it has its type."""
+def test_nearly_valid_orders(chance: mutate.Chance) -> None:
+    """Rejected, or all parts have their types."""
     try:
         answer = read({**PLAIN, "orders": mutate.value(PLAIN["orders"], chance)})
     except ValueError:
@@ -759,3 +760,18 @@ def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
     for order in answer.orders.values():
         assert {type(label) for label in (order.phase, *order.argv, *order.env.values())} <= {str}
         assert {type(number) for number in (order.generation, *order.behind, *order.pids)} <= {int}
+
+
+def test_a_front_and_its_states_travel(world: World) -> None:
+    """A changed state is reported at once, and new states wake the agent."""
+    follower = world.follower()
+    states = []
+    follower.node.front.tick = states.append  # type: ignore[method-assign]
+    follower.node.front.report = {"chat": Rotation(state="ready")}
+    turn = turns(follower)
+    world.lead.front_states = {"chat": "drain"}
+    until(lambda: turn() and states[-1] == {"chat": "drain"}, "it has the states")
+    assert world.woken.is_set()
+    follower.node.front.report = {"chat": Rotation(state="drain", requests=2)}
+    expected = {"gpu2": {"chat": Rotation(state="drain", requests=2)}}
+    until(lambda: turn() and world.lead.fronts() == expected, "the head knows")

@@ -1,4 +1,4 @@
-"""Metrics of the head's agent for Prometheus, from the files alone."""
+"""Prometheus metrics of the head's agent, from files alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO = mp("gpu1", "gpu2", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2", "gpu
 
 
 def make_status(**fields: Any) -> Observed:
-    """Return a server that is ready."""
+    """Return the status of a ready server."""
     created = Observed(
         name="chat",
         id="abcd1234",
@@ -45,20 +45,20 @@ def make_status(**fields: Any) -> Observed:
     return dataclasses.replace(created, **fields)
 
 
-def keep(folder: Path, want: Desired | None = TWO, how: Observed | None = None) -> None:
+def write_server(folder: Path, spec: Desired | None = TWO, status: Observed | None = None) -> None:
     """Write a server's files."""
-    if want is not None:
+    if spec is not None:
         state.write_json(
-            state.server_file("chat", state.DESIRED, str(folder)), want.as_json(), durable=False
+            state.server_file("chat", state.DESIRED, str(folder)), spec.as_json(), durable=False
         )
-    if how is not None:
+    if status is not None:
         state.write_json(
-            state.server_file("chat", state.OBSERVED, str(folder)), how.as_json(), durable=False
+            state.server_file("chat", state.OBSERVED, str(folder)), status.as_json(), durable=False
         )
 
 
-def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
-    """Return each sample by its name and labels, as Prometheus' own client reads them."""
+def read_samples(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
+    """Return the samples by name and labels, parsed by Prometheus' client."""
     text = metrics.render_metrics(NOW, age, agents, str(folder))
     return {
         sample.name.removeprefix("vlaunch_")
@@ -68,10 +68,10 @@ def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
     }
 
 
-def test_a_server_that_is_ready(tmp_path: Path) -> None:
+def test_a_ready_server(tmp_path: Path) -> None:
     """Its state, faults, canary, queue and ranks."""
-    keep(tmp_path, how=make_status())
-    result = read(tmp_path)
+    write_server(tmp_path, status=make_status())
+    result = read_samples(tmp_path)
 
     assert result["server_info backend=mp model=org/m server=chat task=chat"] == 1
     assert {item: result[f"server_state server=chat state={item}"] for item in STATES} == {
@@ -106,12 +106,14 @@ def test_a_server_that_is_ready(tmp_path: Path) -> None:
     assert result["endpoint_up node=gpu1 port=8000 server=chat"] == 1
 
 
-def test_a_server_that_hangs(tmp_path: Path) -> None:
-    """Its verdict, for how long, and the rank, once it is suspect."""
+def test_a_hanging_server(tmp_path: Path) -> None:
+    """Its verdict and its duration, and the rank once it is suspect."""
     wedge = Wedge(since=NOW - 70, rank="TP1", node="gpu2", gpu="3", frame="FRAME (x.py:1)")
-    how = make_status(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
-    keep(tmp_path, how=how)
-    result = read(tmp_path)
+    status = make_status(
+        verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge
+    )
+    write_server(tmp_path, status=status)
+    result = read_samples(tmp_path)
 
     assert {
         verdict: result[f"server_health server=chat verdict={verdict}"] for verdict in VERDICTS
@@ -119,16 +121,18 @@ def test_a_server_that_hangs(tmp_path: Path) -> None:
     assert result["server_still_seconds server=chat"] == 70
     assert result["server_longest_step_seconds server=chat"] == 4
     assert result["server_wedged gpu=3 node=gpu2 rank=TP1 server=chat"] == 1
-    keep(tmp_path, how=dataclasses.replace(how, wedge=Wedge(since=NOW)))
-    assert read(tmp_path)["server_wedged gpu= node= rank=unknown server=chat"] == 1
-    keep(tmp_path, how=dataclasses.replace(how, verdict="quiet"))
-    assert not [name for name in read(tmp_path) if "wedged" in name]
+    write_server(tmp_path, status=dataclasses.replace(status, wedge=Wedge(since=NOW)))
+    assert read_samples(tmp_path)["server_wedged gpu= node= rank=unknown server=chat"] == 1
+    write_server(tmp_path, status=dataclasses.replace(status, verdict="quiet"))
+    assert not [name for name in read_samples(tmp_path) if "wedged" in name]
 
 
-def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
+def test_unknown_values_are_absent(tmp_path: Path) -> None:
     """Neither 0 nor any other number."""
-    keep(tmp_path, how=make_status(state="starting", seconds=None, load=None, alive={}, faults=[]))
-    result = read(tmp_path)
+    write_server(
+        tmp_path, status=make_status(state="starting", seconds=None, load=None, alive={}, faults=[])
+    )
+    result = read_samples(tmp_path)
 
     assert result["server_state server=chat state=starting"] == 1
     assert result["endpoint_up node=gpu1 port=8000 server=chat"] == 0
@@ -136,66 +140,66 @@ def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
         assert not [item for item in result if absent in item]
 
 
-def test_a_server_that_nobody_wants_is_gone(tmp_path: Path) -> None:
-    """Once it has ended; one that failed and is wanted is told."""
-    keep(tmp_path, None, make_status(state="stopping"))
-    assert read(tmp_path)["server_state server=chat state=stopping"] == 1
-    keep(tmp_path, None, make_status(state="stopped"))
-    assert read(tmp_path).keys() == {WRITTEN}
-    keep(tmp_path, TWO, make_status(state="gave-up"))
-    assert read(tmp_path)["server_state server=chat state=gave-up"] == 1
+def test_removed_servers(tmp_path: Path) -> None:
+    """Absent once stopped; a failed server with a spec is present."""
+    write_server(tmp_path, None, make_status(state="stopping"))
+    assert read_samples(tmp_path)["server_state server=chat state=stopping"] == 1
+    write_server(tmp_path, None, make_status(state="stopped"))
+    assert read_samples(tmp_path).keys() == {WRITTEN}
+    write_server(tmp_path, TWO, make_status(state="gave-up"))
+    assert read_samples(tmp_path)["server_state server=chat state=gave-up"] == 1
 
 
-def test_which_agents_are_connected(tmp_path: Path) -> None:
-    """Of all nodes of the cluster; none while the head's agent hangs."""
-    keep(tmp_path, how=make_status())
+def test_connected_agents(tmp_path: Path) -> None:
+    """All nodes of the cluster; none while the head's agent hangs."""
+    write_server(tmp_path, status=make_status())
     for age, expected in ((4.0, [1, 1, 0]), (100.0, [0, 0, 0])):
-        result = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
+        result = read_samples(tmp_path, age, gpu1=0.0, gpu2=1.5)
         up = {item: value for item, value in result.items() if item.startswith("node_agent_up")}
         assert (result[WRITTEN], list(up.values())) == (NOW - age, expected)
 
 
-def test_a_full_disk_shows(tmp_path: Path) -> None:
-    """The agent goes on, and its records grow old."""
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The agent continues, and the age of its records grows."""
     for age, late in ((4.0, 0.0), (90.0, 85.0)):
-        keep(tmp_path, how=make_status(written=NOW - age))
-        assert read(tmp_path)[WRITTEN] == NOW - late
+        write_server(tmp_path, status=make_status(written=NOW - age))
+        assert read_samples(tmp_path)[WRITTEN] == NOW - late
 
 
 def test_the_last_network_check(tmp_path: Path) -> None:
-    """As the launcher wrote it, and when."""
+    """From the launcher's record, with its time."""
     file = tmp_path / "network.json"
     file.write_text(json.dumps({"passed": True, "required": "tcp", "summary": "2 pairs"}))
     os.utime(file, (NOW, NOW))
-    result = read(tmp_path)
+    result = read_samples(tmp_path)
 
     mapping = {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
     assert result == {**mapping, WRITTEN: NOW}
     file.write_text('{"passed": "yes"}')
-    assert read(tmp_path).keys() == {WRITTEN}
+    assert read_samples(tmp_path).keys() == {WRITTEN}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"passed": "x"}'])
-def test_files_that_nobody_can_read(tmp_path: Path, text: str) -> None:
-    """They are as if they were not there."""
+def test_unreadable_files(tmp_path: Path, text: str) -> None:
+    """They count as missing."""
     for file in ("network.json", "chat/observed.json", "chat/desired.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
 
-    assert read(tmp_path).keys() == {WRITTEN}
+    assert read_samples(tmp_path).keys() == {WRITTEN}
 
 
-def test_labels_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
-    """Whatever a model is called."""
-    keep(tmp_path, how=make_status(model='a"b\\c\nd'))
+def test_labels_are_escaped(tmp_path: Path) -> None:
+    """For any name of a model."""
+    write_server(tmp_path, status=make_status(model='a"b\\c\nd'))
 
-    assert 'server_info backend=mp model=a"b\\c\nd server=chat task=chat' in read(tmp_path)
+    assert 'server_info backend=mp model=a"b\\c\nd server=chat task=chat' in read_samples(tmp_path)
 
 
-def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
-    """It may hold anything."""
+def test_no_text_of_a_log_is_exported(tmp_path: Path) -> None:
+    """It may contain anything."""
     faults = [Fault(at=NOW, what="WHAT", cause="CAUSE", evidence="EVIDENCE", node="gpu2")]
-    keep(tmp_path, how=make_status(faults=faults, doing="DOING", warning="WARNING"))
+    write_server(tmp_path, status=make_status(faults=faults, doing="DOING", warning="WARNING"))
     text = metrics.render_metrics(NOW, 0.0, {}, str(tmp_path))
 
     assert not [
@@ -204,7 +208,7 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_in_the_documentation() -> None:
-    """With its name and what it is."""
+    """With its name and meaning."""
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 
     assert [name for name in metrics.HELP if f"`vlaunch_{name}`" not in page] == []

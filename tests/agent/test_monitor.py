@@ -1,4 +1,4 @@
-"""State of a running engine: progress, messages, ranks, and the cost of a death."""
+"""The state of a running engine: progress, messages, ranks, and losses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.agent.specs import AWAY, RAY
 from tests.agent.stage import Engine, Make, Node, Stage, View
 
 
-def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make) -> None:
-    """The control network had a hiccup; that the node is away is said."""
+def test_an_unreachable_node_is_tolerated_during_progress(ready: Make) -> None:
+    """The outage of the control network is reported."""
     stage = ready()
     stage.lead.away["gpu2"] = "its connection closed"
     stage.run(1000, step=5)
@@ -31,10 +31,8 @@ def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make
     assert (stage.status.state, stage.status.warning, stage.status.generation) == ("ready", "", 1)
 
 
-def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
-    """No answer and no counter for three canaries, though the other ranks are busy waiting for
-    it.
-    """
+def test_a_lost_node(ready: Make) -> None:
+    """No answer and no counter for three canaries, although other ranks spin waiting for it."""
     stage = ready()
     stage.lead.away["gpu2"] = "no report for 60 s"
     stage.engine.answers = False
@@ -52,8 +50,23 @@ def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
     stage.until("ready")
 
 
-def test_a_node_that_may_come_back_in_a_moment(ready: Make) -> None:
-    """Its connection was closed just now: that alone says nothing, whatever else stands still."""
+def test_a_node_is_lost_during_the_start(make: Make) -> None:
+    """A start shows no work, and a busy node may take long to connect again."""
+    stage = make()
+    stage.engine.takes = 200
+    stage.until("starting")
+    stage.run(5)
+    stage.lead.away["gpu2"] = "its connection closed"
+    stage.run(5)
+
+    assert (stage.status.state, stage.status.faults) == ("starting", [])
+    stage.lead.patience = 50.0
+    stage.until("failed", within=10)
+    assert stage.status.reason == "it never answered: gpu2 is gone"
+
+
+def test_a_node_that_may_return(ready: Make) -> None:
+    """Its connection has just closed: that alone proves nothing, even without progress."""
     stage = ready()
     stage.lead.away["gpu2"] = ""
     stage.engine.answers = False
@@ -62,8 +75,8 @@ def test_a_node_that_may_come_back_in_a_moment(ready: Make) -> None:
     assert (stage.status.state, stage.status.faults) == ("ready", [])
 
 
-def test_a_container_that_was_started_anew(ready: Make) -> None:
-    """Its rank is gone with it, however quickly its agent is back; it is not started alone."""
+def test_a_restarted_container(ready: Make) -> None:
+    """Its rank is lost, however quickly its agent returns; the rank is not restarted alone."""
     stage = ready()
     stage.lead.nodes["gpu2"] = Node(boot="b2")
     stage.step()
@@ -79,10 +92,8 @@ def test_a_container_that_was_started_anew(ready: Make) -> None:
 
 
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
-def test_an_agent_that_is_silent_makes_nothing_stand_still(
-    make: Make, node: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its last report is no news: it is stopped, or the network drops its messages."""
+def test_a_silent_agent_is_no_hang(make: Make, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last report is stale: it is stopped, or the network drops its messages."""
     stage = make(
         specs.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
     )
@@ -98,29 +109,27 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
 
 
 class Eye:
-    """Stands in for the probe that the head itself sends out."""
+    """Replacement of the head's own probe."""
 
     def __init__(self, payload: dict[str, Any]) -> None:
         self.payload, self.stopped = payload, False
 
     def report(self) -> ProbeReport:
-        """Return what it saw."""
+        """Return the probe's result."""
         return records.parse_record(ProbeReport, self.payload, "report")
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop probing."""
         self.stopped = True
 
 
 @pytest.mark.parametrize(
     ("bound", "host"), [("0.0.0.0", "10.0.0.2"), ("::", "10.0.0.2"), ("192.0.2.7", "192.0.2.7")]
 )
-def test_an_api_whose_agent_is_silent_is_asked_from_here(
+def test_the_head_probes_the_api_of_a_silent_agent(
     ready: Make, monkeypatch: pytest.MonkeyPatch, bound: str, host: str
 ) -> None:
-    """It serves on, and the record goes on saying so; when the agent is back, it is believed
-    again.
-    """
+    """It serves, and stays ready; the agent's own reports count again once it is back."""
     requests: list[Any] = []
     eye = Eye({})
     monkeypatch.setattr(apis, "ApiProbe", lambda *args: requests.append(args) or eye)
@@ -142,8 +151,8 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
 
 
 @pytest.mark.parametrize("text", ["it sleeps", "it is paused", "it is being rescaled"])
-def test_a_server_that_rests_is_left_alone(ready: Make, text: str) -> None:
-    """Somebody wants it so; when it wakes, it has all the time that a server has."""
+def test_a_paused_server_is_not_restarted(ready: Make, text: str) -> None:
+    """An operator paused it; once resumed, all deadlines start again."""
     stage = ready()
     stage.engine = Engine(answers=False, resting=text)
     stage.run(1000, step=2)
@@ -156,7 +165,7 @@ def test_a_server_that_rests_is_left_alone(ready: Make, text: str) -> None:
 
 
 def test_a_503_of_a_rescaled_server_is_no_death(ready: Make) -> None:
-    """While expert parallelism is rescaled, `/health` answers 503; afterwards 503 means dead."""
+    """`/health` answers 503 while expert parallelism is rescaled; later 503 means death."""
     stage = ready()
     stage.engine = Engine(answers=False, health=503, resting="it is being rescaled")
     stage.run(600, step=2)
@@ -168,14 +177,14 @@ def test_a_503_of_a_rescaled_server_is_no_death(ready: Make) -> None:
 
 
 def replicas() -> Desired:
-    """Two replicas, one on each node."""
+    """Two replicas, one per node."""
     first = specs.process("gpu1", replicas=(0, 1))
     second = specs.process("gpu2", *specs.HEADLESS, replicas=(1, 1))
     return specs.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
 
 
-def test_a_replica_that_ends_no_step_is_quiet(ready: Make) -> None:
-    """Though the other one answers meanwhile: half of all requests would never come back."""
+def test_a_replica_without_steps_is_quiet(ready: Make) -> None:
+    """Although the other one answers: half of all requests would never return."""
     stage = ready(replicas())
     stage.engine.mute = ("1",)
     stage.run(32)
@@ -184,8 +193,8 @@ def test_a_replica_that_ends_no_step_is_quiet(ready: Make) -> None:
     assert stage.status.reason.startswith("no step of replica 1 has ended for 3")
 
 
-def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> None:
-    """The fault may be in our request. The verdict is withdrawn when one succeeds."""
+def test_a_500_is_tolerated_during_progress(ready: Make) -> None:
+    """Our request may be at fault. The verdict is withdrawn when one succeeds."""
     stage = ready()
     stage.engine.failing, stage.engine.works = (500, "grammar error"), True
     stage.run(1000, step=2)
@@ -198,8 +207,8 @@ def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> N
 
 
 @pytest.mark.parametrize("how", [{"health": 503}, {"failing": (500, "EngineDeadError: x")}])
-def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -> None:
-    """Its API may live on for long; what it printed is the evidence."""
+def test_an_engine_that_reports_its_death(ready: Make, how: dict[str, Any]) -> None:
+    """Its API may run on for long; its output is the evidence."""
     stage = ready()
     stage.lead.nodes["gpu1"].extra = {"evidence": "lines", "cause": "RuntimeError: x"}
     stage.engine = Engine(answers=False, **how)
@@ -212,16 +221,16 @@ def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -
     )
 
 
-def test_a_server_that_starts_may_say_503(make: Make) -> None:
-    """It is not ready yet."""
+def test_a_503_during_the_start(make: Make) -> None:
+    """The server is not ready yet."""
     stage = make()
     stage.engine = Engine(takes=50, health=503)
     stage.run(40)
     assert (stage.status.state, stage.status.faults) == ("starting", [])
 
 
-def test_a_busy_server_says_so(ready: Make) -> None:
-    """Running and waiting requests, tokens per second, and the ages of the canaries."""
+def test_a_busy_server(ready: Make) -> None:
+    """Running and waiting requests, tokens per second, and ages of canaries."""
     stage = ready()
     stage.engine.open, stage.engine.answers = 8, False
     stage.run(20)
@@ -258,8 +267,8 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     assert stage.until("pausing").faults[0].lost == lost
 
 
-def test_requests_that_were_lost_while_nobody_looked_are_unknown(ready: Make) -> None:
-    """Figures of a minute ago say nothing."""
+def test_stale_counters_prove_no_lost_requests(ready: Make) -> None:
+    """Figures from a minute ago prove nothing."""
     stage = ready()
     stage.engine.open = 3
     stage.run(10)
@@ -271,7 +280,7 @@ def test_requests_that_were_lost_while_nobody_looked_are_unknown(ready: Make) ->
 
 
 def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
-    """Each node is told the processes of its own; only the first one starts anything."""
+    """Every node gets the processes of its own ranks; only the first one starts any."""
     stage = ready(RAY)
 
     assert stage.status.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
@@ -282,8 +291,8 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     assert (stage.orders["gpu2"].argv, stage.phases) == ((), {"gpu1": KEEP, "gpu2": KEEP})
 
 
-def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
-    """Ray's table has none: nodes as the server has them, ranks by their numbers."""
+def test_ranks_are_ordered(make: Make, view: type[View]) -> None:
+    """Ray's table is not: nodes as in the spec, ranks by number."""
     names = ("DP10", "DP2", "an engine")
     view.placed = [
         RayRank(f"{node}{name}", name, node, number)
@@ -300,9 +309,9 @@ def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
     ]
 
 
-def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
-    """Engines are in it before their ranks, and one replica's before the other's; until then what
-    it said last counts.
+def test_ray_is_queried_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
+    """Engines appear before their ranks, and replicas one by one; until then the last answer
+    counts.
     """
     stage = make(RAY)
     (first, second), view.placed = view.placed, [RayRank("e0", "an engine", "gpu1", 40)]
@@ -320,10 +329,8 @@ def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> No
     assert pids == {(40, 41)}
 
 
-def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
-    make: Make, view: type[View]
-) -> None:
-    """Its dashboard is late."""
+def test_missing_ranks_are_queried_again(make: Make, view: type[View]) -> None:
+    """Ray's dashboard lags behind."""
     result, view.placed = view.placed, []
     stage = make(RAY)
     stage.until("ready")
@@ -335,7 +342,7 @@ def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
 
 
 def with_ranks(ready: Make, *, met: bool = True) -> Stage:
-    """Return a server that is ready, whose ranks Ray runs and, where they are `met`, agents see."""
+    """Return a ready server with ranks in Ray; agents know them if `met`."""
     stage = ready(RAY)
     stage.lead.nodes["gpu1"].ranks = [41]
     stage.lead.nodes["gpu2"].ranks = [42] if met else []
@@ -343,8 +350,8 @@ def with_ranks(ready: Make, *, met: bool = True) -> Stage:
     return stage
 
 
-def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: type[View]) -> None:
-    """vLLM may wait for ever for what its rank would have answered; the agent beside it knows."""
+def test_an_exited_rank_of_a_running_engine(ready: Make, view: type[View]) -> None:
+    """vLLM may wait forever for the rank's answer; the agent on its node reports the exit."""
     stage = with_ranks(ready)
     stage.run(20)
     stage.engine.answers = False
@@ -358,8 +365,8 @@ def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: t
     assert (fault.node, fault.rank) == ("gpu2", "PP1")
 
 
-def test_ranks_that_come_back_are_forgiven(ready: Make, view: type[View]) -> None:
-    """An agent that reports them again was wrong, or they were not these."""
+def test_returning_ranks_are_no_fault(ready: Make, view: type[View]) -> None:
+    """The agent was wrong, or reported other processes."""
     stage = with_ranks(ready)
     for _ in range(5):
         stage.lead.nodes["gpu2"].ranks = []
@@ -383,10 +390,8 @@ def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: ty
 
 
 @pytest.mark.parametrize("why", ["unmet", "silent", "rests"])
-def test_a_rank_of_which_nothing_is_known_ends_nothing(
-    ready: Make, view: type[View], why: str
-) -> None:
-    """Its process was never seen, its agent cannot be asked now, or the server is scaled."""
+def test_an_unknown_rank_is_no_fault(ready: Make, view: type[View], why: str) -> None:
+    """Its process was never reported, its agent is unreachable, or the server is being scaled."""
     stage = with_ranks(ready, met=why != "unmet")
     stage.lead.nodes["gpu2"].ranks = []
     if why == "silent":
@@ -398,8 +403,8 @@ def test_a_rank_of_which_nothing_is_known_ends_nothing(
     assert (stage.status.state, stage.status.faults) == ("ready", [])
 
 
-def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[View]) -> None:
-    """Its ranks are gone with it, though the engine has not noticed."""
+def test_a_restarted_node_with_ranks_of_ray(ready: Make, view: type[View]) -> None:
+    """Its ranks are lost, although the engine has not noticed."""
     stage = ready(RAY)
     stage.run(5)
     stage.lead.nodes["gpu2"] = Node(boot="b2")
@@ -412,8 +417,8 @@ def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[
     )
 
 
-def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) -> None:
-    """Only if the engine does no work without it."""
+def test_a_lost_node_with_ranks_of_ray(ready: Make, view: type[View]) -> None:
+    """Only if the engine makes no progress without it."""
     stage = ready(RAY)
     stage.run(5)
     stage.lead.away["gpu2"] = "no report for 60 s"
@@ -425,8 +430,8 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
     assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "PP1")
 
 
-def test_what_a_model_does_is_written_down(ready: Make) -> None:
-    """Once it has answered; a restart finds it out anew: another model may be behind it then."""
+def test_a_models_task_is_recorded(ready: Make) -> None:
+    """With the first answer; a restart detects it again, as the model may change."""
     stage = ready(specs.mp("gpu1"))
     assert stage.status.task == "chat"
     stage.engine.task = "embedding"
@@ -438,8 +443,8 @@ def test_what_a_model_does_is_written_down(ready: Make) -> None:
 
 
 @pytest.mark.parametrize("task", ["", "7", "poetry"])
-def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> None:
-    """An agent of another version may say what it likes: answers count all the same."""
+def test_an_unknown_task_is_ignored(ready: Make, task: str) -> None:
+    """An agent of another version may report any task: answers count all the same."""
     stage = ready()
     stage.engine.task = task
     stage.run(1000, step=5)
@@ -454,9 +459,7 @@ def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> Non
         ((0, "refused"), "canary got no embedding: refused"),
     ],
 )
-def test_a_model_that_embeds_is_called_so(
-    ready: Make, failing: tuple[int, str], expected: str
-) -> None:
+def test_an_embedding_model_is_named(ready: Make, failing: tuple[int, str], expected: str) -> None:
     """In reasons, too."""
     stage = ready()
     stage.engine.task, stage.engine.failing = "embedding", failing
@@ -465,8 +468,8 @@ def test_a_model_that_embeds_is_called_so(
     assert stage.status.reason == expected
 
 
-def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> None:
-    """A server that nobody can ask anything else lives as long as `/health` says so."""
+def test_health_suffices_without_other_routes(ready: Make) -> None:
+    """The server is ready as long as `/health` is fine, and the record says so."""
     stage = ready()
     stage.engine.task, stage.engine.refused = "health", "/pooling: 400 no plugin"
     stage.run(1000, step=5)
@@ -478,10 +481,8 @@ def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> No
 
 
 @pytest.mark.parametrize(("task", "ends"), [("embedding", False), ("health", True)])
-def test_the_word_of_health_is_no_work_of_another_node(ready: Make, task: str, ends: bool) -> None:
-    """A node that is gone is missed by every request, but not by `/health`: it answers without
-    it.
-    """
+def test_health_proves_no_work_of_another_node(ready: Make, task: str, ends: bool) -> None:
+    """Requests need a lost node, but `/health` answers without it."""
     stage = ready()
     stage.engine.task = task
     stage.engine.counts = False
@@ -492,8 +493,8 @@ def test_the_word_of_health_is_no_work_of_another_node(ready: Make, task: str, e
     assert bool(stage.status.faults) is ends
 
 
-def test_each_rank_lives_or_does_not(ready: Make) -> None:
-    """As the agents beside them say; of one that is not heard nobody knows."""
+def test_the_state_of_ranks(ready: Make) -> None:
+    """From the agents on their nodes; unknown without a report."""
     stage = ready()
     stage.run(6)
     assert stage.status.alive == {"gpu1": {"PP0": True}, "gpu2": {"PP1": True}}
@@ -510,8 +511,8 @@ def test_each_rank_lives_or_does_not(ready: Make) -> None:
     assert stage.status.alive == {}
 
 
-def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> None:
-    """By its process; one that nobody has seen yet is unknown."""
+def test_the_state_of_ranks_of_ray(ready: Make, view: type[View]) -> None:
+    """By process; unknown until first reported."""
     stage = ready(RAY)
     stage.lead.nodes["gpu1"].ranks = [41]
     stage.run(12)

@@ -1,9 +1,10 @@
-"""Orders of the supervisor on a node: the engines are real programs, or none."""
+"""Orders of the supervisor on a node, with real programs as engines, or none."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,9 +34,7 @@ SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True);
 
 @pytest.fixture
 def local_node(tmp_path: Path) -> Iterator[LocalNode]:
-    """A node without engines, which ends with the test; the reasons to start its container anew are
-    in `lost`.
-    """
+    """A node without engines; reasons to restart its container are in `lost`."""
     lost: list[str] = []
     created = LocalNode(str(tmp_path), private_shm=False, on_gpus_lost=lost.append)
     created.why = lost  # type: ignore[attr-defined]
@@ -44,9 +43,7 @@ def local_node(tmp_path: Path) -> Iterator[LocalNode]:
 
 
 def turn(present: LocalNode, name: str, true: Any, **orders: Order) -> ServerReport:
-    """Look at everything until something holds of a server's report; orders are given each time, as
-    the head's agent does.
-    """
+    """Run turns until a condition on a server's report holds; repeat the orders in every turn."""
     report = NOTHING
 
     def holds() -> object:
@@ -64,9 +61,7 @@ def turn(present: LocalNode, name: str, true: Any, **orders: Order) -> ServerRep
 
 
 def test_a_start_waits_for_memory(local_node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says who holds it; memory is freed by and by, so what is free is looked at twice before it
-    is believed.
-    """
+    """The report names the process; memory is freed gradually, so two measurements must agree."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     says = ["held by x", "", "held by x", "", ""]
     looked: list[tuple[object, ...]] = []
@@ -92,10 +87,10 @@ def test_a_start_waits_for_memory(local_node: LocalNode, monkeypatch: pytest.Mon
     assert local_node.report()["chat"].waits == ""
 
 
-def test_a_start_that_needs_no_memory_waits_for_none(
+def test_a_start_without_a_need_for_memory(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asks a driver that may hang."""
+    """A driver that may hang is not queried."""
     monkeypatch.setattr(gpu, "free_gpus", lambda *_: pytest.fail("asked"))
     local_node.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
     local_node.tick()
@@ -103,10 +98,8 @@ def test_a_start_that_needs_no_memory_waits_for_none(
     assert local_node.report()["chat"].prepared == 4
 
 
-def test_a_driver_that_hangs_stops_nothing(
-    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The agent goes on, and asks no second time meanwhile."""
+def test_a_hanging_driver(local_node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent continues, and does not query it again meanwhile."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     requests: list[int] = []
     over = threading.Event()
@@ -121,10 +114,10 @@ def test_a_driver_that_hangs_stops_nothing(
     over.set()
 
 
-def test_gpus_that_are_lost_start_the_container_anew(
+def test_lost_gpus_restart_the_container(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only if nothing works that this would hurt."""
+    """Only if no working server would be affected."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
 
     def gone(*_: object) -> str:
@@ -142,7 +135,7 @@ def test_gpus_that_are_lost_start_the_container_anew(
     )  # type: ignore[attr-defined]
 
 
-def test_a_driver_that_was_upgraded_stops_no_container(
+def test_an_upgraded_driver_restarts_no_container(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
@@ -163,10 +156,10 @@ def test_a_driver_that_was_upgraded_stops_no_container(
     assert (text.prepared, local_node.why) == (0, [])  # type: ignore[attr-defined]
 
 
-def test_lost_gpus_do_not_end_the_ranks_of_another_server(
+def test_lost_gpus_do_not_stop_ranks_of_ray(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's ranks are no engines of this agent, and may well go on computing."""
+    """They are no engines of this agent, and may still compute."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
 
     def gone(*_: object) -> str:
@@ -187,10 +180,10 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
     local_node.servers["embed"]._pids = ()
 
 
-def test_other_gpus_are_looked_at_before_a_start_on_them(
+def test_new_gpus_are_checked_before_a_start(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that Ray has set aside meanwhile need not be the ones that were free."""
+    """Ray may have reserved other GPUs than the free ones."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     full = {(2,): "GPU 2 is held"}
     monkeypatch.setattr(gpu, "free_gpus", lambda _, gpus, __: (1, full.get(gpus, "")))
@@ -208,10 +201,8 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
 
 
 @pytest.mark.processes
-def test_an_engine_is_started_once_and_kept(local_node: LocalNode) -> None:
-    """Orders are a level: the same again changes nothing, and nothing starts what is only to be
-    kept.
-    """
+def test_an_engine_is_started_once(local_node: LocalNode) -> None:
+    """Orders describe a state: a repeated order changes nothing, and "run on" starts nothing."""
     local_node.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
     local_node.tick()
     assert local_node.report() == {}
@@ -248,8 +239,8 @@ def test_an_engine_is_started_once_and_kept(local_node: LocalNode) -> None:
         Order(generation=2, phase=KEEP, argv=SLEEP),
     ],
 )
-def test_an_engine_that_is_not_ordered_ends(local_node: LocalNode, then: Order | None) -> None:
-    """Nobody wants it, or another one is about to start."""
+def test_an_engine_without_an_order_is_stopped(local_node: LocalNode, then: Order | None) -> None:
+    """Its spec was removed, or another engine is about to start."""
     pid = turn(
         local_node,
         "chat",
@@ -268,8 +259,24 @@ def test_an_engine_that_is_not_ordered_ends(local_node: LocalNode, then: Order |
 
 
 @pytest.mark.processes
-def test_one_servers_end_is_not_anothers(local_node: LocalNode) -> None:
-    """Each has its own processes, log and orders."""
+def test_a_stopped_process_is_reported(
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it continues."""
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
+    order = Order(generation=1, phase=RUN, argv=SLEEP)
+    pid = turn(local_node, "chat", lambda report: report.pid, chat=order).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    report = turn(local_node, "chat", lambda report: report.stopped, chat=order)
+    assert report.stopped[0].startswith(f"process {pid} (")
+    os.kill(pid, signal.SIGCONT)
+    turn(local_node, "chat", lambda report: not report.stopped, chat=order)
+
+
+@pytest.mark.processes
+def test_servers_are_independent(local_node: LocalNode) -> None:
+    """They have their own processes, logs and orders."""
     run = Order(generation=1, phase=RUN, argv=SLEEP)
     first = turn(local_node, "chat", lambda report: report.pid, chat=run, embed=run).pid
     second = local_node.report()["embed"].pid
@@ -279,8 +286,8 @@ def test_one_servers_end_is_not_anothers(local_node: LocalNode) -> None:
     assert local_node.report()["embed"].state == "running"
 
 
-def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> None:
-    """The same count of answers says nothing about lines that were printed since."""
+def test_only_a_new_answer_clears_errors(tmp_path: Path) -> None:
+    """The same count of answers proves nothing about lines printed since."""
     server = LocalServer("chat", str(tmp_path), Order(generation=1, phase=RUN, argv=SLEEP))
     server.engine.state = RUNNING
     cleared: list[int] = []
@@ -295,7 +302,7 @@ def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> N
 def test_shared_memory_is_swept_after_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where /dev/shm is the container's own."""
+    """Only if /dev/shm is the container's own."""
     swept: list[bool] = []
     for private in (False, True):
         monkeypatch.setattr(
@@ -317,10 +324,8 @@ def test_shared_memory_is_swept_after_an_engine(
 @pytest.mark.parametrize(
     "then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"]
 )
-def test_ranks_of_ray_that_hang_are_ended(local_node: LocalNode, then: Order | None) -> None:
-    """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is
-    left alone.
-    """
+def test_hanging_ranks_of_ray_are_killed(local_node: LocalNode, then: Order | None) -> None:
+    """Their driver has exited, and Ray cannot reach them; reused process numbers are left alone."""
     hang = (
         "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(1,"
         " flush=True); time.sleep(60)"

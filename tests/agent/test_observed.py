@@ -1,4 +1,4 @@
-"""Servers as the keeper saw them, as their file has them."""
+"""Statuses of servers, and their files."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ FULL = Observed(
 
 
 def plain(status: Observed) -> Any:
-    """Return a record as its file has it."""
+    """Return a status as in its file."""
     return json.loads(json.dumps(status.as_json()))
 
 
 @pytest.mark.parametrize(
     "status", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"]
 )
-def test_a_record_survives_its_file(status: Observed) -> None:
-    """A record survives a round trip: an unknown count stays unknown, and is not 0."""
+def test_a_record_survives_a_round_trip(status: Observed) -> None:
+    """An unknown count stays unknown, not 0."""
     assert observed.parse_status(plain(status)) == status
 
 
-def test_a_newer_record_with_more_in_it_is_read() -> None:
-    """A launcher that is older than the agent shows what it knows."""
+def test_unknown_fields_are_ignored() -> None:
+    """A launcher may be older than the agent."""
     text = plain(FULL)
 
     assert observed.parse_status({**text, "new": 1, "load": {**text["load"], "new": {}}}) == FULL
@@ -79,15 +79,15 @@ def test_a_newer_record_with_more_in_it_is_read() -> None:
         {"faults": [{"at": 1.0, "what": ["x"]}]},
     ],
 )
-def test_what_is_refused(change: dict[str, Any]) -> None:
-    """A record that cannot be shown as it is meant is not shown as something else."""
+def test_invalid_records(change: dict[str, Any]) -> None:
+    """They are errors, not guesses."""
     with pytest.raises(ValueError, match=r"."):
         observed.parse_status({**plain(FULL), **change})
 
 
 @pytest.mark.parametrize("name", ["name", "id", "asked", "state"])
-def test_what_must_be_there(name: str) -> None:
-    """The rest has a meaning when it is absent."""
+def test_required_fields(name: str) -> None:
+    """All others are optional."""
     text = plain(FULL)
     del text[name]
 
@@ -97,16 +97,16 @@ def test_what_must_be_there(name: str) -> None:
 
 @fuzz.quick
 @given(fuzz.values(sorted(plain(FULL)), ["ready", "starting"]))
-def test_no_json_raises_anything_else(payload: object) -> None:
-    """Whatever lies in the file; `version` and `state` are what makes it a record."""
+def test_any_json(payload: object) -> None:
+    """No other exception; `version` and `state` are required."""
     with pytest.raises(ValueError, match=r"."):
         observed.parse_status(payload)
 
 
 @mutate.examples(60)
 @given(chance=mutate.chances)
-def test_what_is_nearly_a_record(chance: mutate.Chance) -> None:
-    """It is refused, or it can be read again: nobody has to look at a type twice."""
+def test_nearly_valid_records(chance: mutate.Chance) -> None:
+    """Rejected, or readable again: no caller has to check a type twice."""
     try:
         result = observed.parse_status(mutate.value(plain(FULL), chance))
     except ValueError:

@@ -7,10 +7,8 @@ from tests.agent import specs
 from tests.agent.stage import Make, View
 
 
-def test_what_a_process_is_given(make: Make) -> None:
-    """Its own GPUs by the variable that names them, and the API's address where the first one
-    runs.
-    """
+def test_a_processs_environment(make: Make) -> None:
+    """Its own GPUs in the vendor's variable, and the API's address where the first one runs."""
     first = specs.process("gpu1", "vllm", "serve", env={"A": "b"}, gpus=(2, 3))
     stage = make(
         specs.mp(
@@ -33,13 +31,13 @@ def test_what_a_process_is_given(make: Make) -> None:
     assert (single.api, two.api, single.share) == (("127.0.0.1", 8000), None, 0.9)
 
 
-def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
-    """Of `mp`, as many as its ranks there; Ray may place ranks on any node, so one more than
-    expected is looked at too, and watched.
+def test_gpus_per_node(make: Make, view: type[View]) -> None:
+    """For `mp`, its ranks on the node; Ray may place ranks on any node, so all are checked and
+    watched.
     """
 
-    def ordered(want: Desired) -> dict[str, tuple[float | None, int]]:
-        stage = make(want, "gpu2")
+    def ordered(spec: Desired) -> dict[str, tuple[float | None, int]]:
+        stage = make(spec, "gpu2")
         stage.lead.nodes["gpu1"].waits = "x"
         stage.run(5)
         return {node: (item.share, item.count) for node, item in stage.orders.items()}
@@ -53,8 +51,8 @@ def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
     assert {share for share, _ in ordered(on_cpus).values()} == {None}
 
 
-def test_each_api_is_asked_on_its_node(make: Make) -> None:
-    """With the numbers of the replicas behind it; one for all has all of them."""
+def test_apis_are_probed_on_their_nodes(make: Make) -> None:
+    """With the numbers of the replicas behind them; a single API has all."""
     settings = {"gpu1": (0, 2), "gpu2": (2, 1)}
     apart = tuple(specs.process(node, replicas=holding) for node, holding in settings.items())
     stage = make(specs.hybrid("gpu1", "gpu2", processes=apart, replicas=3))

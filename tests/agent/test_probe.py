@@ -1,4 +1,4 @@
-"""Queries of a server on the agent's own node, over a stand-in for vLLM's API."""
+"""Probes of a server on the agent's own node, over a fake vLLM API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETIONS = "/v1/chat/completions"
 
 @pytest.fixture
 def start(server: Server) -> Iterator[Start]:
-    """Begin to look at the server."""
+    """Start probing."""
     created: list[ApiProbe] = []
 
     def begin(replicas: int = 1, every: float = 0.05, first: int = 0) -> ApiProbe:
@@ -35,7 +35,7 @@ def start(server: Server) -> Iterator[Start]:
 
 @pytest.fixture
 def hang(server: Server) -> Iterator[threading.Event]:
-    """Let completions wait until somebody sets the event."""
+    """Block completions until a test sets the event."""
     release = threading.Event()
     server.answers[COMPLETIONS] = lambda _: release.wait(20) and CHAT
     yield release
@@ -43,23 +43,23 @@ def hang(server: Server) -> Iterator[threading.Event]:
 
 
 def answers(probe: ApiProbe) -> dict[str, int]:
-    """Return how many answers each part has given."""
+    """Return the count of answers per replica."""
     return {key: count for key, (count, _) in probe.report().answers.items()}
 
 
 def failure(probe: ApiProbe) -> list[Any]:
-    """Return status and text of a canary that failed; empty while none does."""
+    """Return status and text of a failed canary; empty without one."""
     return list(probe.report().failing.get("", ()))[1:]
 
 
 def refusal(probe: ApiProbe) -> Refusal:
-    """Return how requests are refused."""
+    """Return the status and text of refused requests."""
     first = probe.report().first
     return first if isinstance(first, Refusal) else Refusal(status=0, error="", times=0)
 
 
-def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> None:
-    """/health alone is no answer; what is said against a completion is told."""
+def test_a_server_is_probed_until_it_answers(server: Server, start: Start) -> None:
+    """`/health` is no answer; a refused completion is reported."""
     server.answers["/health"] = (503, "starting")
     probe = start()
     until(lambda: probe.report().health == 503, "it is asked")
@@ -78,10 +78,8 @@ def test_a_server_is_asked_until_it_answers(server: Server, start: Start) -> Non
     assert report.first.replicas == ()
 
 
-def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None:
-    """One token after the first answer; every answer counts, with how long it took and what vLLM
-    counts.
-    """
+def test_canaries_are_small_and_repeated(server: Server, start: Start) -> None:
+    """One token after the first answer; all answers count, with duration and vLLM's counters."""
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
     until(lambda: probe.report().counters, "the counters were read")
@@ -98,12 +96,8 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     assert list(report.progress) == [""]
 
 
-def test_a_canary_that_is_late_is_waited_for(
-    server: Server, start: Start, hang: threading.Event
-) -> None:
-    """It stands in the queue like any other request: one is enough, and it tells how long the queue
-    is.
-    """
+def test_a_late_canary_is_awaited(server: Server, start: Start, hang: threading.Event) -> None:
+    """It queues like any other request: one suffices, and shows the length of the queue."""
     hang.set()
     probe = start()
     until(lambda: probe.answers, "it answers")
@@ -122,10 +116,10 @@ def test_a_canary_that_is_late_is_waited_for(
     assert probe.report().failing == {}
 
 
-def test_counters_go_on_while_a_canary_waits(
+def test_counters_are_read_while_a_canary_waits(
     server: Server, start: Start, hang: threading.Event
 ) -> None:
-    """They are what tells a busy server from a dead one."""
+    """They distinguish a busy server from a dead one."""
     hang.set()
     probe = start()
     until(lambda: probe.answers, "it answers")
@@ -140,12 +134,12 @@ def test_counters_go_on_while_a_canary_waits(
 @pytest.mark.parametrize(
     ("status", "odd"), [(500, True), (503, True), (400, False), (401, False), (429, False)]
 )
-def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool) -> None:
-    """A refusal is one: the API key may have changed. A 5xx is told, and counts for nothing."""
+def test_valid_answers(server: Server, start: Start, status: int, odd: bool) -> None:
+    """A refusal counts: the API key may have changed. A 5xx is reported, but does not count."""
     probe = start()
     until(lambda: probe.answers, "it answers")
     server.answers[COMPLETIONS] = (status, "no")
-    count = probe.answers + 1  # one may be on its way
+    count = probe.answers + 1  # one may be in flight
     until(
         lambda: failure(probe) == [status, "no"] if odd else probe.answers > count + 1,
         "it has answered",
@@ -161,7 +155,7 @@ def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool)
         ("/is_paused", "is_paused", "it is paused"),
     ],
 )
-def test_a_server_that_rests(
+def test_a_paused_server(
     server: Server, start: Start, hang: threading.Event, path: str, field: str, text: str
 ) -> None:
     """A sleeping or paused server is reported as such once a canary is late."""
@@ -178,8 +172,8 @@ def test_a_server_that_rests(
 SCALING = (503, '{"error":"The model is currently scaling. Please try again later."}')
 
 
-def test_a_server_that_is_rescaled_rests(server: Server, start: Start) -> None:
-    """vLLM answers 503 on every path while it rescales its expert parallelism."""
+def test_a_rescaling_server_is_paused(server: Server, start: Start) -> None:
+    """vLLM answers 503 on all paths while it rescales its expert parallelism."""
     probe = start()
     until(lambda: probe.answers, "the first answer")
     paths = ("/health", "/is_sleeping", "/is_paused", "/metrics", COMPLETIONS)
@@ -189,8 +183,8 @@ def test_a_server_that_is_rescaled_rests(server: Server, start: Start) -> None:
     assert probe.report().health == 503
 
 
-def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> None:
-    """Its API lives on, and says 503."""
+def test_an_engine_that_reports_its_death(server: Server, start: Start) -> None:
+    """Its API runs on, and answers 503."""
     probe = start()
     until(lambda: probe.answers, "it answers")
     server.answers |= {COMPLETIONS: (500, "EngineDeadError"), "/health": (503, "")}
@@ -199,8 +193,8 @@ def test_an_engine_that_says_that_it_is_dead(server: Server, start: Start) -> No
     assert failure(probe) == [500, "EngineDeadError"]
 
 
-def test_a_server_that_is_gone(server: Server, start: Start) -> None:
-    """Nobody listens any more: no status, and why."""
+def test_an_exited_server(server: Server, start: Start) -> None:
+    """The port is closed: no status, with the reason."""
     probe = start()
     until(lambda: probe.answers, "it answers")
     server.http.shutdown()
@@ -211,8 +205,8 @@ def test_a_server_that_is_gone(server: Server, start: Start) -> None:
     assert probe.report().health in (0, 200)
 
 
-def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None:
-    """By its number; an answer of one is an answer of the whole. Each has its own counters."""
+def test_replicas_are_probed_in_turn(server: Server, start: Start) -> None:
+    """By number; one answer is an answer of the server. All have their own counters."""
     server.replicas = Replicas()
     probe = start(2)
     until(lambda: min(answers(probe).get(key, 0) for key in ("0", "1")) >= 2, "both answer")
@@ -223,8 +217,8 @@ def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None
     assert len(set(report.progress.values())) == 3
 
 
-def test_a_server_begins_with_an_answer_of_each_replica(server: Server, start: Start) -> None:
-    """One that does not answer is not ready, though the other one is."""
+def test_the_first_answer_needs_all_replicas(server: Server, start: Start) -> None:
+    """A server with a silent replica is not ready."""
     server.replicas = Replicas(refusing={1: (400, "no")})
     probe = start(2)
     until(lambda: server.replicas and server.replicas.finished[0] > 10, "it is asked again")
@@ -234,8 +228,8 @@ def test_a_server_begins_with_an_answer_of_each_replica(server: Server, start: S
     until(lambda: set(answers(probe)) == {"", "0", "1"}, "all answer")
 
 
-def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, start: Start) -> None:
-    """Its own canary is late, and only its own."""
+def test_a_hanging_replica_does_not_block_others(server: Server, start: Start) -> None:
+    """Only its own canary is late."""
     release, replicas = threading.Event(), Replicas()
     find = server.find
     release.set()
@@ -257,7 +251,7 @@ def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, st
     release.set()
 
 
-def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) -> None:
+def test_a_base_model(server: Server, start: Start) -> None:
     """The first working request is reused."""
     server.answers[COMPLETIONS] = (400, "no chat template")
     server.answers["/v1/completions"] = {
@@ -271,8 +265,8 @@ def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) ->
 
 
 @pytest.mark.parametrize("metrics", ["", (404, "no"), "\x00", "vllm:generation_tokens_total x\n"])
-def test_a_server_that_counts_nothing(server: Server, start: Start, metrics: Any) -> None:
-    """Its answers are all that is known."""
+def test_a_server_without_counters(server: Server, start: Start, metrics: Any) -> None:
+    """Its answers are the only evidence."""
     server.answers["/metrics"] = metrics
     probe = start()
     until(lambda: probe.answers >= 2, "it answers")
@@ -281,8 +275,8 @@ def test_a_server_that_counts_nothing(server: Server, start: Start, metrics: Any
 
 
 @pytest.mark.parametrize("expected", ["", "[]", "{", '{"data": []}', '{"data": [{}]}', "7", "null"])
-def test_answers_that_are_none(server: Server, start: Start, expected: str) -> None:
-    """Somebody else has the port: it is asked again, and no thread ends."""
+def test_invalid_answers(server: Server, start: Start, expected: str) -> None:
+    """Another program has the port: it is probed again, and no thread exits."""
     server.answers["/v1/models"] = expected
     probe = start()
     until(
@@ -295,15 +289,15 @@ def test_answers_that_are_none(server: Server, start: Start, expected: str) -> N
     until(lambda: probe.answers, "it answers")
 
 
-def test_nobody_asks_any_more(server: Server, start: Start) -> None:
-    """An engine that has ended is not asked: another one may have its port."""
+def test_an_exited_engine_is_not_probed(server: Server, start: Start) -> None:
+    """Another engine may have its port."""
     probe = start()
     until(lambda: probe.answers, "it answers")
     probe.stop()
     requests = len(server.requests)
-    threading.Event().wait(0.5)  # ten looks' time
+    threading.Event().wait(0.5)  # the time of ten probes
 
-    assert len(server.requests) - requests <= 3  # of the look that had begun
+    assert len(server.requests) - requests <= 3  # of the probe in progress
 
 
 EMBEDDINGS = "/v1/embeddings"
@@ -312,14 +306,14 @@ EMBEDDED = {"data": [{"embedding": [0.5, 0.25]}]}
 
 @pytest.fixture
 def embeds(server: Server) -> Server:
-    """A server whose model gives embeddings: it has no route for chats and completions."""
+    """A server of an embedding model, without routes for chats and completions."""
     del server.answers[COMPLETIONS]
     server.answers[EMBEDDINGS] = EMBEDDED
     return server
 
 
-def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None:
-    """The task of the first answer is reused; another one is tried once, and is no fault."""
+def test_a_model_is_probed_for_its_task(embeds: Server, start: Start) -> None:
+    """The task of the first answer is reused; another one is tried once, without a fault."""
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
     report = probe.report()
@@ -331,12 +325,12 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     )
     posts = [path for verb, path, *_ in embeds.requests if verb == "POST"]
     assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
-    # A canary that is late has it asked, too, whether it rests.
+    # A late canary also makes the probe query the pause state.
     assert {path for path in posts[2:] if path.startswith("/v1/")} == {EMBEDDINGS}
 
 
-def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) -> None:
-    """An embedding without numbers is none."""
+def test_no_task_before_the_first_answer(embeds: Server, start: Start) -> None:
+    """An embedding without numbers is no answer."""
     embeds.answers[EMBEDDINGS] = {"data": [{"embedding": []}]}
     probe = start()
     until(lambda: refusal(probe).times, "it has refused")
@@ -348,8 +342,8 @@ def test_nothing_is_known_before_the_first_answer(embeds: Server, start: Start) 
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
-def test_a_task_that_is_gone_is_no_fault(embeds: Server, start: Start, status: int) -> None:
-    """The API answers, and says nothing of the engine."""
+def test_a_removed_task_is_no_fault(embeds: Server, start: Start, status: int) -> None:
+    """The API answers, and reports no error of the engine."""
     probe = start()
     until(lambda: probe.answers, "it answers")
     embeds.answers[EMBEDDINGS] = (status, "no")
@@ -359,11 +353,9 @@ def test_a_task_that_is_gone_is_no_fault(embeds: Server, start: Start, status: i
     assert probe.report().failing == {}
 
 
-def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
-    embeds: Server, start: Start
-) -> None:
-    """It reads the replica's number for completions only: whose answer it was nobody knows, and
-    what is unknown is not still.
+def test_unrouted_answers_count_for_all_replicas(embeds: Server, start: Start) -> None:
+    """vLLM routes only completions by number: an unknown replica answered, and none counts as
+    still.
     """
     named: list[tuple[str, int | None]] = []
     find = embeds.find
@@ -381,9 +373,7 @@ def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
 
 
 def test_replicas_behind_one_of_several_apis(server: Server, start: Start) -> None:
-    """vLLM counts them by their numbers in the server, and hands requests to them by their place
-    behind this API.
-    """
+    """vLLM counts them by number in the server, and routes to them by position behind this API."""
     server.replicas = Replicas([7, 7], first=2)
     probe = start(2, first=2)
     until(lambda: min(answers(probe).get(key, 0) for key in ("", "2", "3")) >= 3, "all answer")
@@ -391,8 +381,8 @@ def test_replicas_behind_one_of_several_apis(server: Server, start: Start) -> No
     assert set(probe.report().progress) == {"", "2", "3"}
 
 
-def test_the_only_replica_behind_one_of_several_apis(server: Server, start: Start) -> None:
-    """Its answers are the API's, and no number is sent, which vLLM would refuse."""
+def test_a_single_replica_behind_an_api(server: Server, start: Start) -> None:
+    """Its answers are the API's, and no number is sent, which vLLM would reject."""
     server.replicas = Replicas([7], first=1)
     probe = start(1, first=1)
     until(lambda: min(answers(probe).get(key, 0) for key in ("", "1")) >= 3, "it answers")
@@ -400,8 +390,8 @@ def test_the_only_replica_behind_one_of_several_apis(server: Server, start: Star
     assert set(answers(probe)) == {"", "1"}
 
 
-def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> None:
-    """With what was said to everything else; when it says that the engine is dead, that is told."""
+def test_health_is_the_last_resort(server: Server, start: Start) -> None:
+    """With the refusals of all requests; a dead engine is reported."""
     del server.answers[COMPLETIONS]
     server.answers["/pooling"] = (400, "No IOProcessor plugin installed")
     probe = start()

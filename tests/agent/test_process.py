@@ -1,4 +1,4 @@
-"""The processes of one engine on a node, with stand-ins for vLLM."""
+"""The processes of one engine on a node, with a fake vLLM."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.agent.waits import lives, until
 Start = Callable[..., LocalEngine]
 
 
-def test_words_for_an_end() -> None:
-    """People ask who killed it."""
+def test_descriptions_of_exits() -> None:
+    """Including the probable sender of a signal."""
     assert process._describe_exit(3) == "ended with exit code 3"
     assert process._describe_exit(-9) == "was killed by SIGKILL (by hand, or for lack of memory)"
     assert process._describe_exit(-11) == "was killed by SIGSEGV"
@@ -50,18 +50,18 @@ def log(engine: LocalEngine) -> str:
 
 
 def printed(engine: LocalEngine, text: str) -> None:
-    """Wait until the engine has printed something."""
+    """Wait for a text in the engine's output."""
     until(lambda: engine.poll() or text in log(engine), f"it prints {text!r}", lambda: log(engine))
 
 
 def over(engine: LocalEngine) -> None:
-    """Wait until nothing of the engine runs."""
+    """Wait until all processes of the engine have exited."""
     until(lambda: engine.poll() or engine.state == IDLE, "it is over")
 
 
 @pytest.mark.processes
-def test_what_an_engine_prints(start: Start) -> None:
-    """Is its log, which says where each one begins."""
+def test_the_log_of_an_engine(start: Start) -> None:
+    """Its output, with a marker at every start."""
     code = """if 1:
         import time
         print('(EngineCore_DP0 pid=1) eins')
@@ -77,8 +77,8 @@ def test_what_an_engine_prints(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_an_engine_that_ends(start: Start) -> None:
-    """Says how, with its first error as the cause; what it printed is the evidence."""
+def test_an_exited_engine(start: Start) -> None:
+    """Its first error is the cause; its output is the evidence."""
     engine = start("print('all is well')\nraise ValueError('the model does not exist')")
     over(engine)
 
@@ -91,8 +91,8 @@ def test_an_engine_that_ends(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_what_an_engine_is_asked_is_no_evidence(start: Start) -> None:
-    """Its log ends with that, and with counters, while nothing is wrong."""
+def test_request_logs_are_no_evidence(start: Start) -> None:
+    """A healthy log ends with requests and counters."""
     engine = start(
         "print('loading')\n"
         "print('INFO:     10.0.0.1:4 - \"GET /metrics HTTP/1.1\" 200 OK')\n"
@@ -105,7 +105,7 @@ def test_what_an_engine_is_asked_is_no_evidence(start: Start) -> None:
 
 @pytest.mark.processes
 def test_the_exception_comes_first_in_the_evidence(start: Start) -> None:
-    """With the head of the traceback, which says whose it is, before what only reports it."""
+    """With the head of its traceback, which names the process, before its consequences."""
     lines = (
         "EngineDeadError: EngineCore encountered an issue.",
         "ray.exceptions.RayTaskError(ValueError): ray::RayWorkerProc.load() (pid=7, ip=10.0.0.2)",
@@ -118,8 +118,8 @@ def test_the_exception_comes_first_in_the_evidence(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
-    """Is none that mattered: an engine that is killed later did not die of it."""
+def test_errors_before_an_answer_are_ignored(start: Start) -> None:
+    """An engine that is killed later did not die of them."""
     engine = start("import time\nprint('KeyError: 1')\ntime.sleep(60)")
     until(lambda: engine.cause == "KeyError: 1", "it is seen")
     engine.mark_healthy()
@@ -130,12 +130,12 @@ def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
         "was killed by SIGKILL (by hand, or for lack of memory)",
         "",
     )
-    assert engine.evidence == "KeyError: 1"  # its last lines, for want of better
+    assert engine.evidence == "KeyError: 1"  # its last lines, without an error among them
 
 
 @pytest.mark.processes
-def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
-    """pydantic says it on the line after the error's name, which the agent must not forget."""
+def test_validation_errors_include_the_reason(start: Start) -> None:
+    """pydantic prints it on the line after the error's name, which the agent must not drop."""
     text = (
         "pydantic_core.ValidationError: 1 validation error for ModelConfig\\n  Value error, no such"
         " model [type=x]"
@@ -147,8 +147,8 @@ def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    """Has ended at once, with the words of the system; the next one may be there."""
+def test_a_missing_program(tmp_path: Path) -> None:
+    """It has exited at once, with the system's error; the next one may exist."""
     engine = LocalEngine("chat", str(tmp_path / "chat" / "engine.log"))
     engine.start(1, ("/no/vllm", "serve"), {})
 
@@ -176,7 +176,7 @@ LEAVES = """if 1:
 
 
 def children_of(engine: LocalEngine) -> list[int]:
-    """Return the numbers that LEAVES prints."""
+    """Return the process numbers that LEAVES prints."""
     printed(engine, "deaf")
     printed(engine, "children")
     (line,) = [line for line in log(engine).splitlines() if line.startswith("children")]
@@ -184,9 +184,9 @@ def children_of(engine: LocalEngine) -> list[int]:
 
 
 @pytest.mark.processes
-def test_all_of_an_engine_ends(start: Start) -> None:
-    """Politely first; what ignores that, or has left the session, is killed when its time is
-    over.
+def test_an_engine_stops_with_its_children(start: Start) -> None:
+    """Politely first; processes that ignore SIGTERM or have left the session are killed at the
+    deadline.
     """
     engine = start(LEAVES)
     remaining = children_of(engine)
@@ -200,8 +200,8 @@ def test_all_of_an_engine_ends(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_what_a_killed_engine_leaves_ends_too(start: Start) -> None:
-    """Its workers would hold the memory that the next one needs."""
+def test_children_of_a_killed_engine_are_stopped(start: Start) -> None:
+    """Its workers would occupy the memory that the next engine needs."""
     engine = start(LEAVES)
     remaining = children_of(engine)
     engine._grace = 0.3
@@ -213,8 +213,8 @@ def test_what_a_killed_engine_leaves_ends_too(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_an_engine_that_is_frozen_ends_politely(start: Start) -> None:
-    """It is woken to hear that it should."""
+def test_a_frozen_engine_stops_politely(start: Start) -> None:
+    """It is resumed to receive the signal."""
     wakes = (
         "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'),"
         " exit(0)))\nprint('here')\ntime.sleep(60)"
@@ -229,10 +229,8 @@ def test_an_engine_that_is_frozen_ends_politely(start: Start) -> None:
 
 
 @pytest.mark.processes
-def test_engines_of_other_agents_and_generations_are_left_alone(
-    start: Start, tmp_path: Path
-) -> None:
-    """Other servers run here, and other containers may show their processes."""
+def test_other_engines_are_not_stopped(start: Start, tmp_path: Path) -> None:
+    """Other servers run on the node, and other containers may show their processes."""
     sleep = "import time; print('here'); time.sleep(60)"
     first, other = start(sleep), LocalEngine("embed", str(tmp_path / "embed" / "engine.log"))
     other.start(1, (sys.executable, "-S", "-u", "-c", sleep), {})
@@ -246,8 +244,8 @@ def test_engines_of_other_agents_and_generations_are_left_alone(
 
 
 @pytest.mark.processes
-def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is put aside once; what was there before goes."""
+def test_the_log_is_rotated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One old log is retained."""
     monkeypatch.setattr(process, "_LOG", 5000)
     engine = start("for at in range(2000): print('x' * 90, at)")
     over(engine)
@@ -261,7 +259,7 @@ def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.Mon
 
 
 @pytest.mark.processes
-def test_a_disk_that_is_full_ends_no_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_no_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output is still read: a full pipe would block it."""
 
     def full(*_: object, **__: object) -> None:
@@ -275,10 +273,27 @@ def test_a_disk_that_is_full_ends_no_engine(start: Start, monkeypatch: pytest.Mo
 
 
 @pytest.mark.processes
-def test_logs_of_nccl_are_of_this_engine(start: Start, tmp_path: Path) -> None:
-    """Those of one that is gone would be read as its own."""
+def test_old_logs_of_nccl_are_removed(start: Start, tmp_path: Path) -> None:
+    """This engine's logs would be confused with them."""
     for name in ("nccl.host.1", "nccl.host.2", "other"):
         (tmp_path / name).write_text("old")
     over(start("", NCCL_DEBUG_FILE=str(tmp_path / "nccl.%h.%p")))
 
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["chat", "other"]
+
+
+def test_stopped_processes_are_listed(start: Start) -> None:
+    """By its session or its PID, with its title, until it continues."""
+    engine = start("import time; print('it runs'); time.sleep(60)")
+    printed(engine, "it runs")
+    pid = engine.pid
+    assert pid is not None
+    assert process.stopped_processes(pid, ()) == []
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: process.stopped_processes(pid, ()), "it is stopped")
+    for session, pids in ((pid, ()), (None, (pid,))):
+        (text,) = process.stopped_processes(session, pids)
+        assert text.startswith(f"process {pid} ({sys.executable} -S")
+    assert process.stopped_processes(None, (1,)) == []
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: not process.stopped_processes(pid, ()), "it continues")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,14 @@ from typing import Any
 import pytest
 
 from launcher.agent import process, queries
+from launcher.agent.front import Rotation
 from launcher.agent.observed import Observed
 from launcher.agent.server import HttpServer as Http
 from tests.agent import specs
 from tests.agent.waits import until
 from tests.agent.web import Server, rows
 
-Ask = Callable[..., tuple[int, Any]]
+QueryAgent = Callable[..., tuple[int, Any]]
 
 
 class OverUnix(http.client.HTTPConnection):
@@ -46,14 +48,17 @@ def agent() -> Any:
     """The state of the head's agent that queries read, with another node's agent connected."""
     return SimpleNamespace(
         lock=threading.RLock(),
-        lead=SimpleNamespace(report_ages=lambda: {"gpu1": 0.0, "gpu2": 5.0}),
+        lead=SimpleNamespace(
+            report_ages=lambda: {"gpu1": 0.0, "gpu2": 5.0},
+            programs=lambda: {"gpu1": "aa", "gpu2": "bb"},
+        ),
         supervisors={},
         turned=time.monotonic(),
     )
 
 
 @pytest.fixture
-def ask(folders: Path, agent: Any) -> Iterator[Ask]:
+def query_agent(folders: Path, agent: Any) -> Iterator[QueryAgent]:
     """A function that queries the agent and returns the status and the document."""
     path = str(folders / "a.sock")
     http = Http(queries.site(path, agent))
@@ -85,16 +90,16 @@ def folder(folders: Path, name: str, **files: object) -> Path:
 # ---- servers -------------------------------------------------------------------------------------
 
 
-def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
+def test_servers(folders: Path, agent: Any, query_agent: QueryAgent) -> None:
     """Specs come from files, and records from the supervisors, as of the last turn."""
     spec = specs.mp("gpu1").as_json()
     old = Observed(name="chat", id="abcd1234", asked=1.0, state="starting", written=1.0)
     folder(folders, "chat", desired=spec, observed=old.as_json())
     folder(folders, "embed", observed=old.as_json())
     live = Observed(name="chat", id="abcd1234", asked=1.0, state="ready", written=1.0)
-    agent.supervisors["chat"] = SimpleNamespace(status=live)
+    agent.supervisors["chat"] = SimpleNamespace(status=live, unreadable=False)
     agent.turned -= 3
-    status, document = ask("/servers")
+    status, document = query_agent("/servers")
     chat, embed = document["servers"]
 
     assert (status, chat["name"], chat["desired"]["id"]) == (200, "chat", spec["id"])
@@ -102,42 +107,92 @@ def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
     assert chat["observed"]["written"] == pytest.approx(time.time() - 3, abs=1)
     assert embed["desired"] is None
     assert 3 <= chat["age"] == document["agent"] < 30
+    assert document["programs"] == {"gpu1": "aa", "gpu2": "bb"}
     assert 3 <= document["members"]["gpu1"] == pytest.approx(document["members"]["gpu2"] - 5)
 
 
-def test_no_server_yet(ask: Ask) -> None:
+def test_no_server_yet(query_agent: QueryAgent) -> None:
     """The list is empty."""
-    assert ask("/servers")[1]["servers"] == []
+    assert query_agent("/servers")[1]["servers"] == []
 
 
-def test_agents_of_other_nodes_have_no_servers(agent: Any, ask: Ask) -> None:
+def test_agents_of_other_nodes_have_no_servers(agent: Any, query_agent: QueryAgent) -> None:
     """Only the head's agent supervises servers."""
     agent.lead = None
 
-    assert ask("/servers") == (200, {})
+    assert query_agent("/servers") == (200, {})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"written": null}', '"x"'])
-def test_damaged_files_do_not_affect_other_servers(folders: Path, ask: Ask, content: str) -> None:
-    """Their servers are listed without a record."""
+def test_damaged_files_do_not_affect_other_servers(
+    folders: Path, agent: Any, query_agent: QueryAgent, content: str
+) -> None:
+    """Their servers are listed without a record, but not as stopped."""
     folder(folders, "bad", observed=content, desired=content)
     folder(folders, "chat", observed=Observed(name="chat", id="x", asked=1.0).as_json())
-    status, document = ask("/servers")
+    agent.supervisors["bad"] = SimpleNamespace(status=None, unreadable=True)
+    status, document = query_agent("/servers")
 
+    assert document["servers"][0]["desired"] is not None
     assert (status, document["servers"][1]["observed"]["id"]) == (200, "x")
 
 
-def test_a_main_loop_that_hangs(agent: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_main_loop_that_hangs(
+    agent: Any, query_agent: QueryAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The query fails, because the records may be stale."""
     monkeypatch.setattr(queries, "_TURN", 0.1)
     with agent.lock:
-        status, document = ask("/servers")
+        status, document = query_agent("/servers")
 
     assert status == 502
     assert document["error"].startswith("the agent's main loop has hung for ")
 
 
 # ---- Ray -----------------------------------------------------------------------------------------
+
+
+class DrainingLead:
+    """A lead with one front, whose server has requests until it was asked three times."""
+
+    def __init__(self, requests: int = 2) -> None:
+        self.requests, self.asked = requests, 0
+
+    def fronts(self) -> Any:
+        """Return the front's servers."""
+        self.asked += 1
+        requests = self.requests if self.asked < 4 else 0
+        return {"gpu9": {"chat": Rotation(state="drain", requests=requests)}}
+
+    def gone_reason(self, node: str) -> str:
+        """Return no reason: all nodes are connected."""
+        return ""
+
+
+def drained(agent: Any, query_agent: QueryAgent, drain: float, nodes: str) -> Any:
+    """Return the answer to a drain of nodes' servers, one of which has that limit."""
+    spec = replace(specs.mp("gpu1", "gpu2"), policy=specs.Policy(drain=drain))
+    other = specs.mp("gpu3", "gpu4")
+    agent.lead, agent.paused = DrainingLead(), {}
+    agent.supervisors = {
+        name: SimpleNamespace(server=SimpleNamespace(spec=spec))
+        for name, spec in (("chat", spec), ("embed", other))
+    }
+    return query_agent(f"/drain?nodes={nodes}", "")
+
+
+def test_a_drain_waits_for_requests_on_the_nodes(agent: Any, query_agent: QueryAgent) -> None:
+    """Other servers stay in rotation, as do those that no front has."""
+    assert drained(agent, query_agent, 60.0, "gpu2,gpu4") == (200, {"requests": 0})
+    assert list(agent.paused) == ["chat"]
+    assert agent.paused["chat"] > time.monotonic() + 60
+    assert drained(agent, query_agent, 60.0, "gpu5") == (200, {"requests": 0})
+    assert agent.paused == {}
+
+
+def test_a_drain_ends_at_its_limit(agent: Any, query_agent: QueryAgent) -> None:
+    """The answer counts the requests that would be cut."""
+    assert drained(agent, query_agent, 0.4, "gpu2") == (200, {"requests": 2})
 
 
 def tables(server: Server) -> None:
@@ -147,7 +202,7 @@ def tables(server: Server) -> None:
     server.tables["/api/v0/placement_groups"] = [{"state": "CREATED"}]
 
 
-def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
+def test_jobs(server: Server, folders: Path, query_agent: QueryAgent) -> None:
     """Jobs without a submission id are Ray's own drivers and left out; servers are included."""
     server.answers["/api/jobs/"] = [
         {
@@ -161,7 +216,7 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     tables(server)
     folder(folders, "chat")
     address = f"127.0.0.1:{server.port}"
-    status, document = ask(f"/jobs?dashboard={server.port}&peers=127.0.0.1:1,{address}")
+    status, document = query_agent(f"/jobs?dashboard={server.port}&peers=127.0.0.1:1,{address}")
 
     assert (status, document["unreachable"]) == (200, ["127.0.0.1:1"])
     assert [job["submission_id"] for job in document["jobs"]] == ["batch-1"]
@@ -171,13 +226,15 @@ def test_jobs(server: Server, folders: Path, ask: Ask) -> None:
     assert {"members", "agent"} <= set(document)
 
 
-def test_nodes(server: Server, ask: Ask) -> None:
+def test_nodes(server: Server, query_agent: QueryAgent) -> None:
     """The answer has the text of `ray status`, and the addresses that the head cannot reach."""
     server.answers["/api/v0/nodes"] = rows({"node_id": "a"})
     server.answers["/api/cluster_status"] = {
         "data": {"clusterStatus": "======== Autoscaler status"}
     }
-    _, document = ask(f"/nodes?dashboard={server.port}&peers=127.0.0.1:{server.port},127.0.0.1:1")
+    _, document = query_agent(
+        f"/nodes?dashboard={server.port}&peers=127.0.0.1:{server.port},127.0.0.1:1"
+    )
 
     assert document == {
         "nodes": [{"node_id": "a"}],
@@ -187,28 +244,28 @@ def test_nodes(server: Server, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("answer", [(404, "no such page"), {"data": {}}, []])
-def test_a_dashboard_without_a_status(answer: Any, server: Server, ask: Ask) -> None:
+def test_a_dashboard_without_a_status(answer: Any, server: Server, query_agent: QueryAgent) -> None:
     """The text is empty; the table of nodes is sufficient."""
     server.answers["/api/v0/nodes"] = rows({"node_id": "a"})
     server.answers["/api/cluster_status"] = answer
-    status, document = ask(f"/nodes?dashboard={server.port}")
+    status, document = query_agent(f"/nodes?dashboard={server.port}")
 
     assert (status, document["status"]) == (200, "")
 
 
-def test_a_dashboard_that_is_not_ready_is_an_error(server: Server, ask: Ask) -> None:
+def test_a_dashboard_that_is_not_ready_is_an_error(server: Server, query_agent: QueryAgent) -> None:
     """The servers are included nevertheless."""
     server.answers["/api/jobs/"] = (503, "starting")
 
-    status, document = ask(f"/jobs?dashboard={server.port}")
+    status, document = query_agent(f"/jobs?dashboard={server.port}")
 
     assert (status, document["error"], document["servers"]) == (200, "starting", [])
 
 
 @pytest.mark.parametrize("path", ["/nodes?dashboard=x", "/watch", "/counts?apis=x&timeout=1"])
-def test_an_invalid_query_is_an_error(path: str, ask: Ask) -> None:
+def test_an_invalid_query_is_an_error(path: str, query_agent: QueryAgent) -> None:
     """The launcher may be of another version."""
-    status, document = ask(path)
+    status, document = query_agent(path)
 
     assert (status, list(document)) == (502, ["error"])
 
@@ -216,7 +273,7 @@ def test_an_invalid_query_is_an_error(path: str, ask: Ask) -> None:
 # ---- vLLM ----------------------------------------------------------------------------------------
 
 
-def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
+def test_counts_of_several_apis(server: Server, query_agent: QueryAgent) -> None:
     """Only the metrics that are shown are included; an API that does not answer has an error."""
     server.answers["/metrics"] = (
         '# HELP x\npython_info 1.0\nvllm:num_requests_running{engine="0"} 8.0\n'
@@ -225,7 +282,7 @@ def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
         "vllm:time_to_first_token_seconds_sum 2.0\n"
     )
     good, closed = f"127.0.0.1:{server.port}", "[::1]:1"
-    status, document = ask(f"/counts?timeout=5&apis={good},%5B::1%5D:1")
+    status, document = query_agent(f"/counts?timeout=5&apis={good},%5B::1%5D:1")
 
     assert (status, document["servers"]) == (200, [])
     assert document["apis"][good]["text"].splitlines() == [
@@ -240,7 +297,7 @@ def test_counts_of_several_apis(server: Server, ask: Ask) -> None:
 
 
 def watch(server: Server, offset: int = 0, name: str = "chat", patience: float = 0.0) -> Any:
-    """Watch a server without HTTP."""
+    """Wait for a server without HTTP."""
     query = {"name": name, "offset": f"{offset}", "api": f"127.0.0.1:{server.port}"}
     agent: Any = SimpleNamespace(lead=None)
     return queries.watch(agent, {**query, "patience": f"{patience}"})
@@ -258,10 +315,10 @@ def test_watch_gives_whole_lines_from_an_offset(folders: Path, server: Server) -
     assert (second["log"], second["offset"]) == ("halb\r50%\r", len(log.read_bytes()))
 
 
-def test_watch_over_http(folders: Path, server: Server, ask: Ask) -> None:
+def test_watch_over_http(folders: Path, server: Server, query_agent: QueryAgent) -> None:
     """The head's answer includes its servers."""
     (folder(folders, "chat") / "engine.log").write_text("eins\n")
-    _, document = ask(f"/watch?name=chat&offset=0&patience=1.5&api=127.0.0.1:{server.port}")
+    _, document = query_agent(f"/watch?name=chat&offset=0&patience=1.5&api=127.0.0.1:{server.port}")
 
     assert (document["log"], [entry["name"] for entry in document["servers"]]) == (
         "eins\n",
@@ -323,7 +380,7 @@ def test_watch_reads_no_other_file(server: Server) -> None:
 # ---- batch jobs ----------------------------------------------------------------------------------
 
 
-def test_submit(server: Server, ask: Ask) -> None:
+def test_submit(server: Server, query_agent: QueryAgent) -> None:
     """The command is quoted, has the job's id in its environment, and is sent with Ray's token."""
     server.answers["/api/jobs/"] = {"submission_id": "batch-1"}
     request = {
@@ -331,7 +388,7 @@ def test_submit(server: Server, ask: Ask) -> None:
         "submission_id": "batch-1",
         "metadata": {"vlaunch.batch": "a b"},
     }
-    answer = ask(f"/submit?dashboard={server.port}", json.dumps(request))
+    answer = query_agent(f"/submit?dashboard={server.port}", json.dumps(request))
 
     assert answer == (200, {"submission_id": "batch-1"})
     verb, path, token, body = server.requests[-1]
@@ -353,30 +410,32 @@ def test_submit(server: Server, ask: Ask) -> None:
         ),
     ],
 )
-def test_ray_refuses_a_job(server: Server, ask: Ask, refusal: Any, answer: Any) -> None:
+def test_ray_refuses_a_job(
+    server: Server, query_agent: QueryAgent, refusal: Any, answer: Any
+) -> None:
     """A job that two operators submit exists already; other refusals are errors."""
     server.answers["/api/jobs/"] = refusal
     request = json.dumps({"argv": ["x"], "submission_id": "batch-1", "metadata": {}})
 
-    assert ask(f"/submit?dashboard={server.port}", request) == answer
+    assert query_agent(f"/submit?dashboard={server.port}", request) == answer
 
 
-def test_stop_a_finished_job(server: Server, ask: Ask) -> None:
+def test_stop_a_finished_job(server: Server, query_agent: QueryAgent) -> None:
     """It is not an error."""
     server.answers["/api/jobs/batch-over"] = {"status": "SUCCEEDED"}
-    status, answer = ask(f"/stop?dashboard={server.port}&job=batch-over&grace=0", "")
+    status, answer = query_agent(f"/stop?dashboard={server.port}&job=batch-over&grace=0", "")
 
     assert (status, answer["killed"]) == (200, 0)
 
 
 @pytest.mark.parametrize("path", ["/submit?dashboard=1", "/stop?dashboard=1&job=a&grace=0"])
-def test_a_get_changes_nothing(path: str, ask: Ask) -> None:
+def test_a_get_changes_nothing(path: str, query_agent: QueryAgent) -> None:
     """Changes require POST."""
-    assert ask(path)[0] == 405
+    assert query_agent(path)[0] == 405
 
 
 @pytest.mark.processes
-def test_stop_kills_processes_that_ignore_sigterm(server: Server, ask: Ask) -> None:
+def test_stop_kills_processes_that_ignore_sigterm(server: Server, query_agent: QueryAgent) -> None:
     """Processes of other jobs are left alone."""
     # Tests that run at the same time see each other's processes.
     job = f"batch-{os.getpid()}"
@@ -399,7 +458,7 @@ def test_stop_kills_processes_that_ignore_sigterm(server: Server, ask: Ask) -> N
         # Reap the process, or it would stay a zombie of this test.
         reaper = threading.Thread(target=own.wait)
         reaper.start()
-        status, answer = ask(f"/stop?dashboard={server.port}&job={job}&grace=0.2", "")
+        status, answer = query_agent(f"/stop?dashboard={server.port}&job={job}&grace=0.2", "")
         reaper.join(10)
 
         assert (status, answer["killed"], answer["job"]["status"]) == (200, 1, "STOPPED")

@@ -1,4 +1,4 @@
-"""Parser of Ray's tables: recorded rows (`fixtures/ray`), with addresses for the tests."""
+"""Parsers of Ray's tables: recorded rows (`fixtures/ray`), with the tests' addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import ray_view
+from launcher.agent import ray_driver, ray_view
 from launcher.agent.desired import Ray
 from launcher.agent.probe import QUERY_ERRORS
 from launcher.agent.ray_view import Culprit, RayRank, RayView
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("folders")
 
 
 def node(number: int, state: str = "ALIVE", id: str = "") -> dict[str, Any]:
-    """Return a recorded row of a node, on an address of this machine."""
+    """Return a recorded row of a node, with a local address."""
     ip = f"127.0.0.{number}"
     return {
         **NODES[0],
@@ -50,7 +50,7 @@ def node(number: int, state: str = "ALIVE", id: str = "") -> dict[str, Any]:
 
 
 def actor(number: int, state: str = "ALIVE", **fields: Any) -> dict[str, Any]:
-    """Return a recorded row of the actor that is a pipeline stage, on its node."""
+    """Return a recorded row of a pipeline stage's actor, on its node."""
     row: dict[str, Any] = next(item for item in ACTORS if item["name"].endswith(f"_PP{number}"))
     return {
         **row,
@@ -70,7 +70,7 @@ def group(state: str = "CREATED") -> dict[str, Any]:
 
 @pytest.fixture
 def view(server: Server) -> RayView:
-    """Look at a server of two ranks, whose nodes' port is the dashboard's own."""
+    """Return the view of a server with two ranks; the nodes' port is the dashboard's."""
     server.tables |= {
         "/api/v0/nodes": [node(1), node(2)],
         "/api/v0/actors": [actor(0), actor(1)],
@@ -85,18 +85,31 @@ def view(server: Server) -> RayView:
 
 @pytest.fixture(autouse=True)
 def open_ports(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """Say which addresses' ports are closed; the others are open."""
+    """Close the ports of some addresses."""
     closed: dict[str, bool] = {}
     monkeypatch.setattr(ray_view, "is_reachable", lambda ip, _: not closed.get(ip))
     return closed
+
+
+@pytest.fixture(autouse=True)
+def driver_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Runs of the program that is a driver of Ray; its replies may be put at the front."""
+    runs: list[Any] = []
+
+    def reply(*args: str) -> tuple[int, str]:
+        runs.append(args)
+        return runs.pop(0) if isinstance(runs[0][0], int) else (0, "{}")
+
+    monkeypatch.setattr(ray_driver, "run", reply)
+    return runs
 
 
 def rank(number: int) -> RayRank:
     return RayRank(f"a{number}", f"PP{number}", f"gpu{number + 1}", 7)
 
 
-def test_the_recorded_tables_are_what_this_reads() -> None:
-    """Fields that are read are there, by these names."""
+def test_the_recorded_tables_have_all_fields() -> None:
+    """All fields that are read exist under their names."""
     assert {"node_id", "node_ip", "state", "resources_total"} <= set(NODES[0])
     assert {
         "actor_id",
@@ -114,13 +127,13 @@ def test_the_recorded_tables_are_what_this_reads() -> None:
     assert "PP1" in {ray_view._rank_name(item) for item in ACTORS}
 
 
-def test_nothing_lacks(view: RayView) -> None:
-    """All nodes are there, and their GPUs free."""
+def test_a_complete_cluster(view: RayView) -> None:
+    """All nodes are alive, and their GPUs free."""
     assert view.missing_reason(1) == ""
 
 
-def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: RayView) -> None:
-    """However many dead rows of it Ray keeps."""
+def test_a_missing_node_is_named(server: Server, view: RayView) -> None:
+    """For any number of dead rows in Ray's table."""
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, "DEAD", id="old")]
 
     assert view.missing_reason(1) == "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
@@ -128,8 +141,8 @@ def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: Ray
     assert view.missing_reason(1) == ""
 
 
-def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pods are: each time by the address that the name has then; one that has none is away."""
+def test_nodes_with_names_as_addresses(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for pods: the name is resolved every time; without an address the node is missing."""
     expected, others = {"pod-0": "127.0.0.1"}, socket.getaddrinfo
 
     def resolve(host: str, *args: Any) -> list[Any]:
@@ -156,7 +169,7 @@ def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.Monkey
     assert (culprit.node, culprit.evidence) == ("gpu2", "its node has left Ray")
 
 
-def test_a_spare_node_is_not_waited_for(server: Server) -> None:
+def test_a_spare_node_may_be_missing(server: Server) -> None:
     """An engine that fits on the others starts without it."""
     addresses = {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"}
     view = RayView(Ray(dashboard=server.port, node_manager=1, gpus=1), 1, addresses)
@@ -169,10 +182,8 @@ def test_a_spare_node_is_not_waited_for(server: Server) -> None:
     assert view.missing_reason(1) == ""
 
 
-def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> None:
-    """vLLM would wait for its placement group without a word; actors without a group hold some
-    too.
-    """
+def test_a_start_waits_for_used_gpus(server: Server, view: RayView) -> None:
+    """vLLM would wait silently for its placement group; actors without a group use some too."""
     server.tables["/api/v0/placement_groups"] = [group(), group("REMOVED"), group("PENDING")]
     assert view.missing_reason(1) == "waiting for 2 free GPUs in Ray; 0 are free"
 
@@ -183,11 +194,11 @@ def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> 
     assert view.missing_reason(1) == "waiting for 2 free GPUs in Ray; 1 are free"
 
 
-def test_a_node_whose_port_is_closed_is_not_there(
+def test_a_closed_port_means_a_missing_node(
     server: Server, view: RayView, open_ports: dict[str, bool]
 ) -> None:
-    """Ray notices some seconds late that a container has died, and may list it when its port is
-    open again, of another node.
+    """Ray notices a dead container late, and may list it when its port is open again, for another
+    node.
     """
     open_ports["127.0.0.2"] = True
     assert view.missing_reason(1) == "waiting for Ray to detect dead nodes"
@@ -198,15 +209,15 @@ def test_a_node_whose_port_is_closed_is_not_there(
     assert view.missing_reason(1) == ""
 
 
-def test_a_node_that_ray_has_not_missed_is_believed_again(view: RayView) -> None:
-    """Its port did not answer for a moment: the network was cut."""
+def test_a_node_after_a_short_outage(view: RayView) -> None:
+    """Its port was briefly unreachable, and Ray did not notice."""
     view._closed["id2"] = time.monotonic() - ray_view._DEAD - 1
 
     assert view.missing_reason(1) == ""
 
 
-def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view: RayView) -> None:
-    """Ray had an old one for alive, and has noticed: after a death it is looked twice."""
+def test_changing_nodes_are_incomplete(server: Server, view: RayView) -> None:
+    """Ray listed a dead node as alive, and has noticed: after a death, two queries must agree."""
     messages = []
     for nodes in ([node(1), node(2)], [node(1), node(2, id="new")], [node(1), node(2, id="new")]):
         server.tables["/api/v0/nodes"] = nodes
@@ -215,7 +226,27 @@ def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view:
     assert messages == ["checking that the nodes stay in Ray"] * 2 + [""]
 
 
-def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None:
+def test_the_gcs_reaches_returned_nodes_before_a_start(
+    server: Server, view: RayView, driver_runs: list[Any]
+) -> None:
+    """Ray's first placement group on such a node may stay pending; only a new node is checked."""
+    assert (view.missing_reason(1), driver_runs) == ("", [])
+
+    server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, id="new")]
+    driver_runs.append((1, 'noise\n{"error": "Get timed out:\\n  some object(s) not ready."}\n'))
+    assert view.missing_reason(1) == (
+        "waiting for Ray's GCS to reach gpu2: Get timed out: some object(s) not ready."
+    )
+    assert view.missing_reason(1) == view.missing_reason(1) == ""
+    assert driver_runs == [("reach", "127.0.0.2")] * 2
+
+    server.tables["/api/v0/nodes"] += [node(2, "DEAD", id="new"), node(2, id="newer")]
+    server.tables["/api/v0/nodes"].remove(node(2, id="new"))
+    assert view.missing_reason(1) == ""
+    assert driver_runs == [("reach", "127.0.0.2")] * 3
+
+
+def test_an_unresponsive_dashboard(server: Server, view: RayView) -> None:
     """Whoever asks decides what that means."""
     server.tables.clear()
     with pytest.raises(QUERY_ERRORS):
@@ -224,9 +255,9 @@ def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None
         view.query_ranks(1)
 
 
-def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy head answers late, perhaps for ever: if the cluster is whole is worth waiting for, and
-    who died first less.
+def test_timeouts_of_the_dashboard(view: RayView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy head answers late, perhaps never: the state of the cluster justifies a longer wait
+    than the first death.
     """
     received: list[float] = []
     ask = ray_view.api.query_ray
@@ -244,14 +275,12 @@ def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.M
 
 
 def driver(job: str, pid: int) -> dict[str, Any]:
-    """Return how Ray lists a job that somebody runs."""
+    """Return Ray's entry for a running job."""
     return {"submission_id": None, "job_id": job, "driver_info": {"id": job, "pid": str(pid)}}
 
 
 def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView) -> None:
-    """A batch job has such actors too: the process that is Ray's driver is in the engine's session;
-    the other is none.
-    """
+    """A batch job has such actors too: the server's driver process is in the engine's session."""
     server.tables["/api/v0/actors"] += [
         actor(1, actor_id="b", job_id="06000000"),
         actor(0, "DEAD", actor_id="old"),
@@ -266,8 +295,8 @@ def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView
     assert result[0].pid == actor(0)["pid"]
 
 
-def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
-    """Without our driver's id: all ranks of a single driver, none of several."""
+def test_ranks_without_a_known_driver(server: Server, view: RayView) -> None:
+    """All ranks of a single driver, and none of several."""
     assert [item.actor for item in view.query_ranks(1)] == ["a0", "a1"]
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
     assert view.query_ranks(1) == []
@@ -289,7 +318,7 @@ def test_names_of_ranks() -> None:
 
 
 def test_the_dead_rank_is_named(server: Server, view: RayView) -> None:
-    """With its node and Ray's own words; that the others were ended with it is no cause."""
+    """With its node and Ray's message; the exit of other ranks is a consequence."""
     server.tables["/api/v0/actors"] = [
         actor(0, "DEAD", death_cause=ENDED),
         actor(1, "DEAD", death_cause=KILLED),
@@ -300,9 +329,9 @@ def test_the_dead_rank_is_named(server: Server, view: RayView) -> None:
     )
 
 
-def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
-    """Ray has noticed, or only its port is closed: not the rank that the engine itself ended is to
-    blame.
+def test_a_rank_on_a_lost_node(server: Server, view: RayView) -> None:
+    """Ray has noticed, or only its port is closed: the ranks that the engine itself stopped are not
+    to blame.
     """
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
@@ -312,7 +341,7 @@ def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
     )
 
 
-def test_a_rank_whose_port_is_closed(
+def test_a_rank_on_a_node_with_a_closed_port(
     server: Server, view: RayView, open_ports: dict[str, bool]
 ) -> None:
     """The engine is quicker than Ray."""
@@ -325,10 +354,8 @@ def test_a_rank_whose_port_is_closed(
     assert result.evidence.startswith("nothing listens on 127.0.0.2:")
 
 
-def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
-    """Its container is back already, and Ray has not missed it: vLLM has, and has ended the other
-    rank.
-    """
+def test_a_rank_named_by_the_log_alone(server: Server, view: RayView) -> None:
+    """Its container is back before Ray has noticed; vLLM has, and has stopped the other rank."""
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     log = (FIXTURES / "vllm" / "fail_rank_killed.log").read_text()
     (messages,) = [line for line in log.splitlines() if "died unexpectedly" in line]
@@ -337,8 +364,8 @@ def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
     assert view.find_culprit([rank(0), rank(1)], messages) == Culprit("gpu2", "PP1", "")
 
 
-def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView) -> None:
-    """All nodes are there: what the log says is the evidence."""
+def test_no_rank_is_blamed_if_all_nodes_are_alive(server: Server, view: RayView) -> None:
+    """The log is the evidence."""
     server.tables["/api/v0/actors"] = [
         actor(number, "DEAD", death_cause=ENDED) for number in (0, 1)
     ]
@@ -346,8 +373,8 @@ def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView
     assert view.find_culprit([rank(0), rank(1)], "RuntimeError: out of luck") is None
 
 
-def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None:
-    """A dashboard that is slow would be asked for minutes."""
+def test_many_dead_ranks_need_one_query(server: Server, view: RayView) -> None:
+    """A slow dashboard would take minutes."""
     dead = [
         actor(1, "DEAD", actor_id=f"a{at}", death_cause=KILLED if at == 40 else ENDED)
         for at in range(64)
@@ -371,6 +398,6 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
         ({"x": 1}, '{"x": 1}'),
     ],
 )
-def test_what_ray_says_of_a_death(cause: Any, text: str) -> None:
-    """From whichever of its forms."""
+def test_messages_of_deaths(cause: Any, text: str) -> None:
+    """In all of Ray's formats."""
     assert ray_view._death_text(cause) == text

@@ -1,4 +1,4 @@
-"""GPUs that Ray sets aside, as the keeper sees them."""
+"""GPUs reserved in Ray, as the supervisor sees them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import reservation
+from launcher.agent import ray_driver
 from launcher.agent.desired import Desired, Ray
 from tests.agent import specs
 from tests.agent.stage import Make
@@ -14,9 +14,7 @@ from tests.agent.stage import Make
 
 @pytest.fixture
 def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Let Ray set GPUs aside as the last element of the list that is returned says, if it is a
-    string: what it prints.
-    """
+    """Let Ray reserve GPUs; the last element of the returned list is the error, if any."""
     requests: list[Any] = ['{"gpus": {"10.0.0.2": [4, 5]}}']
 
     def say(*args: str) -> tuple[int, str]:
@@ -24,12 +22,12 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         requests.append(args)
         return (0 if "gpus" in text else 1), f"noise of Ray\n{text}\n"
 
-    monkeypatch.setattr(reservation, "_run_reserve", say)
+    monkeypatch.setattr(ray_driver, "run", say)
     return requests
 
 
 def reserving(**fields: bool) -> Desired:
-    """An mp server beside Ray, on a part of a node's GPUs."""
+    """An `mp` server beside Ray, on some of a node's GPUs."""
     return specs.mp(
         "gpu1",
         "gpu2",
@@ -51,15 +49,13 @@ def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
     )
     assert stage.orders["gpu1"].gpus is None
 
-    stage.want(None)
+    stage.store_spec(None)
     stage.until("stopped")
     assert reserve[-1] == ("free", "chat")
 
 
-def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[Any]) -> None:
-    """Of a part of a node Ray must say which; of whole nodes there is no choice, and nobody waits
-    for Ray.
-    """
+def test_a_start_waits_for_the_reservation(make: Make, reserve: list[Any]) -> None:
+    """Ray chooses some of a node's GPUs; whole nodes leave no choice, and do not wait for Ray."""
     reserve[0] = '{"error": "others hold them"}'
     stage = make(reserving(partial=True))
     stage.run(20)
@@ -72,9 +68,7 @@ def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[An
 
 
 def test_whole_nodes_do_not_wait_for_ray(make: Make, reserve: list[Any]) -> None:
-    """It is asked again now and then while the server runs: a Ray that starts anew has
-    forgotten.
-    """
+    """The reservation is repeated while the server runs: a restarted Ray has lost it."""
     reserve[0] = "Traceback"
     stage = make(reserving())
     stage.until("ready")

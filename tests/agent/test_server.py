@@ -1,4 +1,4 @@
-"""The agent's HTTP server: where it listens, to whom it answers, and for how long."""
+"""The agent's HTTP server: addresses, clients, and deadlines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Serve = Callable[..., HttpServer]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start a server of some sites, which ends with the test."""
+    """Start a server of some sites for one test."""
     monkeypatch.setattr(server, "_RETRY", 0.05)
     created: list[HttpServer] = []
 
@@ -42,12 +42,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> HttpSite:
-    """Return a site of metrics on loopback."""
+    """Return a metrics site on loopback."""
     return queries.metrics_site("127.0.0.1", 0, make)
 
 
-def ask(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
-    """Return status, kind and text of an answer over TCP."""
+def request(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
+    """Return status, type and text of an answer over TCP."""
     connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=10)
     connection.request(verb, path)
     answer = connection.getresponse()
@@ -57,23 +57,23 @@ def ask(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int,
 
 
 def over_unix(path: Path, request: str = "/words") -> str:
-    """Return the whole answer that comes over a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(10)
-        asking.connect(str(path))
-        asking.sendall(
+    """Return the whole answer over a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(path))
+        client.sendall(
             f"GET {request} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()
         )
-        return b"".join(iter(lambda: asking.recv(4096), b"")).decode()
+        return b"".join(iter(lambda: client.recv(4096), b"")).decode()
 
 
 async def echo(_: web.Request) -> web.Response:
-    """Answer two words."""
+    """Answer with two words."""
     return web.Response(text="two words")
 
 
 async def broken(_: web.Request) -> web.Response:
-    """Break."""
+    """Raise."""
     raise LookupError("no such thing")
 
 
@@ -84,36 +84,36 @@ def local(path: Path) -> HttpSite:
 
 
 def test_metrics_are_served(serve: Serve) -> None:
-    """As Prometheus wants them."""
+    """In Prometheus' format."""
     serving = serve(page())
-    assert ask(serving) == (200, queries.KIND, "vlaunch_made 1\n")
-    assert ask(serving, "/metrics?x=1")[0] == 200
+    assert request(serving) == (200, queries.KIND, "vlaunch_made 1\n")
+    assert request(serving, "/metrics?x=1")[0] == 200
 
 
 @pytest.mark.parametrize(
     ("verb", "path", "status"),
     [("GET", "/", 404), ("GET", "/../etc/passwd", 404), ("POST", "/metrics", 405)],
 )
-def test_nothing_else_is(serve: Serve, verb: str, path: str, status: int) -> None:
-    """Neither files nor verbs."""
-    assert ask(serve(page()), path, verb)[0] == status
+def test_nothing_else_is_served(serve: Serve, verb: str, path: str, status: int) -> None:
+    """Neither files nor other methods."""
+    assert request(serve(page()), path, verb)[0] == status
 
 
-def test_the_text_is_made_once_a_second(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many ask."""
+def test_the_text_is_built_once_per_second(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any number of readers."""
     created: list[float] = []
     serving = serve(page(lambda now: created.append(now) or "x 1\n"))  # type: ignore[func-returns-value]
     monkeypatch.setattr(queries, "_FRESH", 3600.0)
     for _ in range(5):
-        assert ask(serving)[2] == "x 1\n"
+        assert request(serving)[2] == "x 1\n"
     assert len(created) == 1
     monkeypatch.setattr(queries, "_FRESH", 0.0)
-    ask(serving)
+    request(serving)
     assert len(created) == 2
 
 
-def test_who_says_nothing_is_parted_with(serve: Serve) -> None:
-    """At the deadline, even when a letter comes now and then."""
+def test_idle_clients_are_disconnected(serve: Serve) -> None:
+    """At the deadline, even if a character arrives now and then."""
     site = HttpSite(name="metrics", routes=[], host="127.0.0.1", seconds=0.3)
     with socket.create_connection(("127.0.0.1", serve(site).bound["metrics"]), 10) as reader:
         reader.settimeout(0.05)
@@ -130,8 +130,8 @@ def test_who_says_nothing_is_parted_with(serve: Serve) -> None:
         until(parted, "the connection is closed")
 
 
-def test_too_many_readers_are_turned_away(serve: Serve) -> None:
-    """Those who are there are served all the same, and later others again."""
+def test_too_many_readers_are_rejected(serve: Serve) -> None:
+    """Connected ones are served, and later ones again."""
     serving = serve(page())
     address = "127.0.0.1", serving.bound["metrics"]
     slow = [socket.create_connection(address, 10) for _ in range(8)]
@@ -146,15 +146,15 @@ def test_too_many_readers_are_turned_away(serve: Serve) -> None:
 
     def again() -> bool:
         try:
-            return ask(serving)[0] == 200
+            return request(serving)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
     until(again, "there is room again")
 
 
-def test_a_port_that_is_taken(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told once, tried again, and disturbs no other site."""
+def test_a_used_port(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is reported once, tried again, and affects no other site."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         late = serve(queries.metrics_site("127.0.0.1", port, lambda _: "x 1\n"), page(), wait=False)
@@ -162,7 +162,7 @@ def test_a_port_that_is_taken(serve: Serve, capsys: pytest.CaptureFixture[str]) 
         until(lambda: next(tried), "the second site listens")
         until(lambda: "cannot serve metrics" in _printed(capsys), "it is told")
     until(lambda: late.bound.get("metrics") == port, "it listens once the port is free")
-    assert ask(late)[2] == "x 1\n"
+    assert request(late)[2] == "x 1\n"
     assert "cannot serve" not in capsys.readouterr().out
 
 
@@ -170,14 +170,14 @@ def _printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_an_address_that_comes_later(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    """As after a reboot, when Docker is earlier than the network."""
+def test_a_late_address(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a reboot, Docker may start before the network."""
     serve(queries.metrics_site("192.0.2.1", 0, lambda _: ""), wait=False)
     until(lambda: "metrics on 192.0.2.1 port 0" in _printed(capsys), "it is told")
 
 
 def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
-    """Only its owner may connect; one that a dead agent left is replaced."""
+    """Only its owner may connect; a dead agent's socket is replaced."""
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as remaining:
         remaining.bind(str(path))
@@ -187,8 +187,10 @@ def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
     assert over_unix(path).endswith("\r\n\r\ntwo words")
 
 
-def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever asked gets its name, the log where it came from."""
+def test_an_internal_error(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client gets its name, the log its location."""
     serve(local(tmp_path / "a.sock"))
     text = over_unix(tmp_path / "a.sock", "/broken")
 
@@ -198,14 +200,14 @@ def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 class Visitor:
-    """A client that connects to a server and goes on by one step in each turn of its loop."""
+    """A client that connects, and performs one step per turn of its loop."""
 
     def __init__(self, to: HttpServer, tls: ssl.SSLContext | None, says: bytes) -> None:
         self.to, self.tls, self.says = to, tls, says
         self.sock: socket.socket | None = None
 
     def step(self) -> None:
-        """Connect, else continue the handshake, and say something once."""
+        """Connect; then continue the handshake, and send something once."""
         try:
             if self.sock is None:
                 sock = socket.create_connection(("127.0.0.1", self.to.bound["visited"]))
@@ -219,15 +221,15 @@ class Visitor:
                 self.sock.send(self.says)
                 self.says = b""
             self.sock.recv(9)
-        except OSError:  # most often it has nothing to read yet
+        except OSError:  # usually with no data to read yet
             pass
 
 
 @pytest.mark.parametrize("client", ["plain", "member", "silent member", "without certificate"])
-def test_a_server_that_closes_leaves_no_socket_open(
+def test_a_closed_server_leaves_no_socket_open(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
-    """However far a connection has come by then, or if it comes afterwards."""
+    """At any stage of a connection, and for later ones."""
     Authority().deliver(tmp_path, "gpu1")
     own = Certificates(server=True, folder=str(tmp_path))
     tls = Certificates(server=False, folder=str(tmp_path)).context()
@@ -249,13 +251,13 @@ def test_a_server_that_closes_leaves_no_socket_open(
         if visitor.sock is not None:
             visitor.sock.close()
         del visited, visitor
-        gc.collect()  # what was left open is an error by now
+        gc.collect()  # a socket left open would be an error by now
     assert caplog.text == ""
 
 
 def _close_after(visited: HttpServer, visitor: Visitor, turns: int, *, late: bool) -> None:
-    """Run a server until it has closed: so many turns after the visitor's first step, else before
-    it; when `late` at the end of the turn.
+    """Close a server some turns after the visitor's first step, else before it; if `late`, at the
+    end of the turn.
     """
     loop = visited._loop
     remaining = max(0, turns) + 8

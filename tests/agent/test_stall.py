@@ -29,7 +29,7 @@ def hang(stage: Stage, rank: str = "PP1", node: str = "gpu2") -> Stage:
 
 
 def verdicts(stage: Stage, seconds: float, step: float = 0.5) -> list[str]:
-    """Advance the time; return the sequence of different verdicts."""
+    """Advance the time; return the sequence of distinct verdicts."""
     sequence: list[str] = []
     for _ in range(round(seconds / step)):
         stage.step(step)
@@ -41,7 +41,7 @@ def verdicts(stage: Stage, seconds: float, step: float = 0.5) -> list[str]:
 # ---- thresholds ----------------------------------------------------------------------------------
 
 
-def test_a_rank_that_hangs_is_named(ready: Make) -> None:
+def test_a_hanging_rank_is_named(ready: Make) -> None:
     """The server is quiet at first, and suspect once two samples of all ranks are equal."""
     stage = hang(ready())
     assert verdicts(stage, 59) == ["answering", "busy", "quiet"]
@@ -104,7 +104,7 @@ def test_a_healthy_server_with_long_steps(ready: Make) -> None:
     assert stage.status.longest_step == pytest.approx(25, abs=1)
 
 
-def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
+def test_a_slow_prefill(ready: Make) -> None:
     """Its ranks make progress, so the server is quiet but not suspect."""
     stage = hang(ready())
     for layer in range(45):
@@ -116,7 +116,7 @@ def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
 
 
 @pytest.mark.parametrize("reason", ["it sleeps", "it is paused", "it is being rescaled"])
-def test_a_server_that_rests_does_not_hang(ready: Make, reason: str) -> None:
+def test_a_paused_server_does_not_hang(ready: Make, reason: str) -> None:
     """It makes no progress on purpose."""
     stage = hang(ready())
     stage.engine.resting = reason
@@ -224,13 +224,13 @@ def test_the_longest_step_is_remembered(ready: Make) -> None:
     stage.until("ready")
     assert stage.status.longest_step == pytest.approx(40, abs=2)
 
-    stage.want(None)
+    stage.store_spec(None)
     stage.until("stopped")
     (stage.folder / "chat" / "observed.json").unlink()
-    stage.want(dataclasses.replace(AWAY, asked=2.0))
+    stage.store_spec(dataclasses.replace(AWAY, asked=2.0))
     stage.until("ready")
     assert stage.status.longest_step == pytest.approx(40, abs=2)
-    stage.want(specs.mp("gpu2", id="other", asked=3.0))
+    stage.store_spec(specs.mp("gpu2", id="other", asked=3.0))
     stage.until("starting")
     assert stage.status.longest_step == 0.0
 
@@ -238,7 +238,7 @@ def test_the_longest_step_is_remembered(ready: Make) -> None:
 # ---- restart -------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_hangs_is_restarted(ready: Make) -> None:
+def test_a_hanging_engine_is_restarted(ready: Make) -> None:
     """The fault has the rank, its frame, and the stacks of all ranks."""
     stage = hang(ready())
     stage.run(355)

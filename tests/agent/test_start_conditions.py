@@ -7,8 +7,8 @@ from tests.agent.specs import RAY
 from tests.agent.stage import Make, View
 
 
-def test_nothing_runs_before_all_nodes_are_there(make: Make) -> None:
-    """However long it takes; which one is waited for is said."""
+def test_a_start_waits_for_all_nodes(make: Make) -> None:
+    """Without a deadline; the missing node is named."""
     stage = make()
     stage.lead.away["gpu2"] = ""
     stage.run(1000, step=5)
@@ -19,8 +19,8 @@ def test_nothing_runs_before_all_nodes_are_there(make: Make) -> None:
     stage.until("ready")
 
 
-def test_memory_that_somebody_holds_is_waited_for(make: Make) -> None:
-    """With the words of the node, for somebody has to end that process."""
+def test_a_start_waits_for_memory(make: Make) -> None:
+    """With the node's message, because an operator must stop the process."""
     stage = make()
     stage.lead.nodes[
         "gpu2"
@@ -36,8 +36,8 @@ def test_memory_that_somebody_holds_is_waited_for(make: Make) -> None:
     stage.until("ready")
 
 
-def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
-    """And said; also that its dashboard does not answer."""
+def test_a_start_waits_for_ray(make: Make, view: type[View]) -> None:
+    """With the reason, including an unresponsive dashboard."""
     stage = make(RAY)
     view.lacks = "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
     stage.run(10)
@@ -53,13 +53,13 @@ def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
     assert set(view.looked) == {1}
 
 
-def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> None:
-    """An earlier server's answer does not count for this one."""
+def test_ray_is_queried_again_for_another_server(make: Make, view: type[View]) -> None:
+    """An earlier server's answer does not count."""
     stage = make(RAY)
     stage.lead.nodes["gpu2"].waits = "GPU 0 has 1 GiB free"
     stage.run(10)
     assert view.looked
-    stage.want(specs.ray("gpu1", "gpu2", id="other", asked=2.0))
+    stage.store_spec(specs.ray("gpu1", "gpu2", id="other", asked=2.0))
     view.lacks = "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
     stage.lead.nodes["gpu2"].waits = ""
     stage.run(10)
@@ -71,8 +71,8 @@ def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> N
     )
 
 
-def test_after_a_death_it_is_looked_twice(ready: Make, view: type[View]) -> None:
-    """Ray may take for alive what has just died."""
+def test_two_queries_after_a_death(ready: Make, view: type[View]) -> None:
+    """Ray may list a dead process as alive."""
     stage = ready(RAY)
     view.looked.clear()
     stage.kill("gpu1")
@@ -86,7 +86,7 @@ FULL = "0 of 8 GPUs have 92% of their memory free, 1 needed: GPU 0 has 70.0 of 8
 
 
 def test_ray_may_place_ranks_on_another_node_than_expected(make: Make, view: type[View]) -> None:
-    """The expected one is full, of a neighbour: the nodes' free GPUs together decide."""
+    """Another server uses the expected one: the free GPUs of all nodes decide."""
     stage = make(specs.ray("gpu1", "gpu2", places={"gpu1": 2}), "gpu2")
     first, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
     first.waits, first.idle = FULL, {"room": [1, 0]}
@@ -100,8 +100,8 @@ def test_ray_may_place_ranks_on_another_node_than_expected(make: Make, view: typ
     stage.until("ready")
 
 
-def test_what_was_free_for_another_start_does_not_count(make: Make, view: type[View]) -> None:
-    """Nor does a node of which nobody can say."""
+def test_stale_reports_do_not_count(make: Make, view: type[View]) -> None:
+    """Nor does a node with an unknown state."""
     stage = make(specs.ray("gpu1", "gpu2", places={"gpu1": 1}), "gpu2")
     first, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
     first.waits, first.idle, two.idle = FULL, {"room": [1, 0]}, {"room": [7, 8]}
@@ -114,7 +114,7 @@ def test_what_was_free_for_another_start_does_not_count(make: Make, view: type[V
 
 
 def test_a_server_of_mp_needs_the_gpus_of_its_own_nodes(make: Make) -> None:
-    """Those of another node are of no use to it."""
+    """GPUs of other nodes are useless to it."""
     stage = make(specs.mp("gpu1", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}), "gpu2")
     stage.lead.nodes["gpu1"].waits, stage.lead.nodes["gpu1"].idle = FULL, {"room": [1, 0]}
     stage.lead.nodes["gpu2"].idle = {"room": [1, 8]}
@@ -122,7 +122,7 @@ def test_a_server_of_mp_needs_the_gpus_of_its_own_nodes(make: Make) -> None:
     assert (stage.status.state, stage.status.doing) == ("waiting", f"gpu1: {FULL}")
 
 
-def test_a_node_that_has_not_heard_which_gpus_is_not_prepared(make: Make) -> None:
+def test_a_node_without_the_choice_of_gpus_is_not_prepared(make: Make) -> None:
     """Its free GPUs were counted before."""
     stage = make(specs.mp("gpu1", "gpu2"))
     stage.lead.late.add("gpu2")
@@ -133,7 +133,7 @@ def test_a_node_that_has_not_heard_which_gpus_is_not_prepared(make: Make) -> Non
 
 
 def test_ranks_on_another_node_than_expected_are_awaited(make: Make, view: type[View]) -> None:
-    """Ray had placed one there: it must end before the next start."""
+    """Ray placed one on it: it must exit before the next start."""
     view.placed = []
     stage = make(specs.ray("gpu1", "gpu2", places={"gpu1": 1}), "gpu2")
     stage.until("ready")

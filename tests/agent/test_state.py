@@ -1,30 +1,35 @@
-"""The files of servers in a folder of the head."""
+"""The files of servers on the head."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.agent import state
 from launcher.agent.observed import Observed
+from launcher.tools import node_files, zipapps
 from tests.agent import specs
 
 
-def test_names_are_folders_that_could_be_servers(tmp_path: Path) -> None:
-    """Other files lie there too, and what has no name that anybody could type."""
-    for name in ("chat", "a-1", "UPPER", "-x", "x" * 33, "..."):
+def test_names_of_servers(tmp_path: Path) -> None:
+    """Other files and invalid names are ignored."""
+    invalid = ("UPPER", "-x", "x" * 33, "...", "chat.", "chat.0", "chat.1", "chat.02", "chat.2.2")
+    for name in ("chat", "chat.2", "chat.10", "a-1", *invalid):
         (tmp_path / name).mkdir()
     (tmp_path / "network.json").write_text("{}")
     (tmp_path / "embed").write_text("")
 
-    assert state.server_names(str(tmp_path)) == ["a-1", "chat"]
+    assert state.server_names(str(tmp_path)) == ["a-1", "chat", "chat.10", "chat.2"]
+    assert {state.group_of(name) for name in ("chat", "chat.2", "chat.10")} == {"chat"}
     assert state.server_names(str(tmp_path / "none")) == []
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    """Its folder is made; nothing is left beside it."""
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
+    """The folder is created, and no temporary file left."""
     file = state.server_file("chat", state.OBSERVED, str(tmp_path))
     for value in ({"a": 1}, {"b": 2}):
         state.write_json(file, value)
@@ -33,10 +38,10 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is said, and leaves no half of a file."""
+    """A full disk is reported, and leaves no partial file."""
     file = state.server_file("chat", state.OBSERVED, str(tmp_path))
     state.write_json(file, {"a": 1})
 
@@ -52,18 +57,16 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "\xff", "[" * 100_000])
-def test_what_is_no_json_is_absent(tmp_path: Path, text: str | None) -> None:
-    """Whoever reads it goes on without."""
+def test_invalid_json_counts_as_absent(tmp_path: Path, text: str | None) -> None:
+    """Readers continue without it."""
     if text is not None:
         (tmp_path / "x").write_text(text, encoding="latin-1")
 
     assert state.read_json(str(tmp_path / "x")) is None
 
 
-def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
-    """A desired file of another version is an error, for somebody wrote it; such a record of ours
-    is none.
-    """
+def test_specs_and_statuses_of_other_versions(tmp_path: Path) -> None:
+    """Such a spec is an error, as an operator wrote it; such a status is absent."""
     server, observed = specs.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
     folder = str(tmp_path)
     assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (None, None)
@@ -80,6 +83,9 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
     assert state.read_status("chat", folder) is None
     with pytest.raises(ValueError, match="server spec: 1"):
         state.read_spec("chat", folder)
+    Path(state.server_file("chat", state.DESIRED, folder)).write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        state.read_spec("chat", folder)
 
 
 def history(folder: Path) -> list[tuple[float, str]]:
@@ -87,8 +93,8 @@ def history(folder: Path) -> list[tuple[float, str]]:
     return [(item["at"], item["desired"]["id"]) for item in payload]
 
 
-def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
-    """The same server once, with its last time; five of them."""
+def test_the_history_is_newest_first(tmp_path: Path) -> None:
+    """A server appears once, with its last time; five at most."""
     for at, name in enumerate("abcdefcg", 1):
         state.note_answered(
             state.HistoryEntry(at=at, desired=specs.mp("gpu1", id=name)), str(tmp_path)
@@ -98,8 +104,8 @@ def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expected", ["{", "{}", '[1, {}, {"desired": 7}, {"desired": ["x"]}]'])
-def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, expected: str) -> None:
-    """A server that has just answered must not end for it."""
+def test_a_damaged_history_is_replaced(tmp_path: Path, expected: str) -> None:
+    """A server that has just answered must not stop for it."""
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "history.json").write_text(expected)
     state.note_answered(state.HistoryEntry(at=1, desired=specs.mp("gpu1", id="a")), str(tmp_path))
@@ -108,9 +114,7 @@ def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, expected: str)
 
 
 def test_the_id_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Docker shows it with the host's network, on a disk of its own whose path has such a number
-    too.
-    """
+    """As in Docker with the host's network, on a disk with such a number in its path."""
     volume, own = f"/var/lib/docker/volumes/{'0' * 64}/_data", f"containers/{'a' * 64}"
     lines = [
         "267 35 0:65 / / rw,relatime - overlay overlay rw",
@@ -125,3 +129,20 @@ def test_the_id_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert state.container_id() == ""
     (tmp_path / "mounts").unlink()
     assert state.container_id() == ""
+
+
+def test_the_digest_of_the_program_is_that_of_its_archive(tmp_path: Path) -> None:
+    """The launcher compares it with its own agent's."""
+    archive = tmp_path / "agent.pyz"
+    archive.write_bytes(zipapps.pack(zipapps.agent_files()))
+    program = "from vlaunch_agent import state; print(state.program_digest())"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(archive)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+
+    assert result.stdout.strip() == node_files.agent_digest()
+    assert state.program_digest() == ""

@@ -1,4 +1,4 @@
-"""The state machine of a server, with nodes, an engine and a clock that obey the test."""
+"""The state machine of a server, with scripted nodes, engine and clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def policy(**fields: Any) -> Any:
 
 
 def test_a_server_starts_and_answers(make: Make) -> None:
-    """From what is wanted to the first answer; what has answered is remembered."""
+    """From the spec to the first answer, which is recorded in the history."""
     stage = make()
     status = stage.until("ready")
 
@@ -45,8 +45,8 @@ def test_a_server_starts_and_answers(make: Make) -> None:
     assert stage.history == ["abcd1234"]
 
 
-def test_what_its_cache_holds_is_remembered(make: Make) -> None:
-    """As soon as vLLM says it, and again when a restart makes it another one."""
+def test_the_cache_size_is_recorded(make: Make) -> None:
+    """From vLLM's log, and updated after a restart."""
     stage = make()
     stage.until("ready")
     assert _capacity(stage) == {}
@@ -77,12 +77,10 @@ def _capacity(stage: Stage) -> object:
         (4, {"tp": 4, "replicas": 2}, [["DP0"], ["DP1"]]),
     ],
 )
-def test_what_each_node_holds(
+def test_the_ranks_of_nodes(
     ready: Make, item: int, extra: dict[str, int], ranks: list[list[str]]
 ) -> None:
-    """The ranks in their order, by the names that vLLM gives them; of replicas, the whole of
-    each.
-    """
+    """In order, by vLLM's names; all ranks of replicas."""
     processes = tuple(
         specs.process(f"gpu{at + 1}", replicas=(at if "replicas" in extra else 0, 1))
         for at in range(2)
@@ -94,10 +92,9 @@ def test_what_each_node_holds(
     assert stage.status.ranks == {"gpu1": ranks[0], "gpu2": ranks[1]}
 
 
-def test_what_is_ordered(make: Make) -> None:
-    """First to look whether it could start, then to start, then only to go on.
-
-    An agent whose container starts anew must not start its part alone.
+def test_orders(make: Make) -> None:
+    """Check the start conditions, start, then run on. An agent with a restarted container must not
+    start its part alone.
     """
     stage = make()
     phases = []
@@ -111,7 +108,7 @@ def test_what_is_ordered(make: Make) -> None:
 
 
 def test_a_first_start_has_no_deadline(make: Make) -> None:
-    """Whoever waits for it has one; weights may come from far away."""
+    """The launcher has one; weights may come from far away."""
     stage = make()
     stage.engine.takes = 7200
     stage.run(7000, step=5)
@@ -120,10 +117,8 @@ def test_a_first_start_has_no_deadline(make: Make) -> None:
     stage.until("ready", within=400, step=5)
 
 
-def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
-    """A typo stays one: it failed, with the cause; asking again, with whatever words, starts
-    again.
-    """
+def test_a_failed_first_start_is_not_repeated(make: Make) -> None:
+    """It fails with its cause; any new spec starts again."""
     stage = make()
     stage.until("starting")
     stage.step()
@@ -148,14 +143,14 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
         [],
     )
     assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
-    stage.want(dataclasses.replace(TWO, asked=2.0))
+    stage.store_spec(dataclasses.replace(TWO, asked=2.0))
     stage.until("ready")
     assert (stage.status.generation, stage.status.faults) == (2, [])
 
 
-def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
-    """Nodes start nothing that they have started before: what they have had is ended, and the next
-    generation is another one than any of theirs.
+def test_a_head_without_its_record(ready: Make) -> None:
+    """Nodes never start the same generation twice: old engines are stopped, and the next generation
+    is a new number.
     """
     stage = ready()
     stage.kill("gpu2")
@@ -172,8 +167,8 @@ def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
 # ---- faults and restarts -------------------------------------------------------------------------
 
 
-def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
-    """The rest of the engine stops first; then a pause, then a restart of all of it."""
+def test_a_killed_rank_restarts_the_engine(ready: Make) -> None:
+    """The rest of the engine stops first; then a pause, then all of it restarts."""
     stage = ready()
     stage.kill("gpu2", evidence="some lines")
     status = stage.until("pausing")
@@ -199,8 +194,8 @@ def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
     )
 
 
-def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
-    """It would find the other's memory taken."""
+def test_an_engine_starts_after_the_last_one_has_exited(ready: Make) -> None:
+    """The old engine still uses the memory."""
     stage = ready()
     stage.lead.nodes["gpu1"].slow = 40.0
     stage.kill("gpu2")
@@ -211,8 +206,8 @@ def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
     assert stage.lead.nodes["gpu2"].last == 2
 
 
-def test_a_single_process_is_vllm(ready: Make) -> None:
-    """No rank and no node to name; its first error is the cause, and not its last line."""
+def test_a_single_process(ready: Make) -> None:
+    """No rank and no node to name; the first error is the cause, not the last line."""
     stage = ready(specs.mp("gpu1"))
     stage.kill(
         "gpu1",
@@ -229,8 +224,8 @@ def test_a_single_process_is_vllm(ready: Make) -> None:
     assert (fault.node, fault.rank, fault.evidence) == ("", "", "…\nEngineDeadError")
 
 
-def test_of_several_deaths_the_nearest_to_the_cause_is_told(ready: Make) -> None:
-    """The others end with it, and may be noticed first."""
+def test_the_death_nearest_to_the_cause_is_reported(ready: Make) -> None:
+    """Others are consequences, and may be noticed first."""
     stage = ready()
     stage.kill("gpu1", "ended with exit code 1")
     stage.step()
@@ -241,7 +236,7 @@ def test_of_several_deaths_the_nearest_to_the_cause_is_told(ready: Make) -> None
 
 
 def starts(stage: Stage, times: int) -> list[float]:
-    """Let each start fail; return how long each pause was."""
+    """Let all starts fail; return the pauses."""
     pauses = []
     for _ in range(times):
         stage.until("starting", within=700)
@@ -252,8 +247,8 @@ def starts(stage: Stage, times: int) -> list[float]:
     return pauses
 
 
-def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
-    """The cause may persist; a server that has answered comes back once it does not."""
+def test_pauses_grow_without_a_last_attempt(ready: Make) -> None:
+    """The cause may persist; the server returns once it does not."""
     stage = ready()
     stage.kill("gpu2")
     pauses = starts(stage, 9)
@@ -267,8 +262,8 @@ def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
 
 
 @pytest.mark.parametrize(("lasted", "pause"), [(500.0, 10.0), (700.0, 5.0)])
-def test_a_server_that_lasted_begins_anew(ready: Make, lasted: float, pause: float) -> None:
-    """After ten minutes of being ready, a fault is no part of the streak before."""
+def test_a_long_run_resets_the_pauses(ready: Make, lasted: float, pause: float) -> None:
+    """After ten ready minutes, a fault starts a new streak."""
     stage = ready()
     stage.kill("gpu2")
     stage.until("pausing")
@@ -280,8 +275,8 @@ def test_a_server_that_lasted_begins_anew(ready: Make, lasted: float, pause: flo
     assert stage.status.faults[-1].pause == pause
 
 
-def test_a_cap_of_restarts(ready: Make) -> None:
-    """Then it gives up, with the last fault, until somebody asks anew; nothing runs."""
+def test_a_limit_of_restarts(ready: Make) -> None:
+    """The server gives up with the last fault, until a new spec; no process runs."""
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=2)))
     assert stage.status.restarts_left == 2
     stage.kill("gpu2")
@@ -297,12 +292,12 @@ def test_a_cap_of_restarts(ready: Make) -> None:
         "gave-up",
         {"idle"},
     )
-    stage.want(dataclasses.replace(stage.spec, asked=2.0))
+    stage.store_spec(dataclasses.replace(stage.spec, asked=2.0))
     assert stage.until("ready").restarts_left == 2
 
 
 def test_restarts_are_forgotten_after_a_while(ready: Make) -> None:
-    """A cap is for an hour: one death a day needs nobody."""
+    """The limit is per hour: one death a day needs no operator."""
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=1)))
     for _ in range(3):
         stage.kill("gpu2")
@@ -313,8 +308,8 @@ def test_restarts_are_forgotten_after_a_while(ready: Make) -> None:
     assert (stage.status.restarts_left, stage.status.fault_count) == (1, 3)
 
 
-def test_without_supervision_nothing_is_ended_or_started_again(ready: Make) -> None:
-    """An engine that hangs is left to whoever looks after it; one that ends has failed."""
+def test_an_unsupervised_server(ready: Make) -> None:
+    """A hanging engine is left running; an exited one has failed."""
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=0)))
     stage.engine.answers = False
     stage.run(1000, step=5)
@@ -330,7 +325,7 @@ def test_without_supervision_nothing_is_ended_or_started_again(ready: Make) -> N
 
 @pytest.mark.parametrize(("takes", "limit"), [(10.0, 100), (80.0, 160)])
 def test_a_restart_has_a_deadline(make: Make, takes: float, limit: int) -> None:
-    """Twice what the first start took, and the time that is given for a start at least."""
+    """Twice the duration of the first start, and at least the start's timeout."""
     stage = make()
     stage.engine.takes = takes
     stage.until("ready", within=100)
@@ -346,14 +341,14 @@ def test_a_restart_has_a_deadline(make: Make, takes: float, limit: int) -> None:
     assert stage.status.faults[-1].what.endswith("s of a restart")
 
 
-# ---- what is wanted ------------------------------------------------------------------------------
+# ---- specs ---------------------------------------------------------------------------------------
 
 
 def test_stop(ready: Make) -> None:
-    """It is stopped when nothing of it runs; that is no fault."""
+    """The state is "stopped" once no process runs, without a fault."""
     stage = ready()
     stage.lead.nodes["gpu2"].slow = 8.0
-    stage.want(None)
+    stage.store_spec(None)
     stage.run(5)
     assert (stage.status.state, stage.status.doing, stage.orders) == (
         "stopping",
@@ -368,7 +363,7 @@ def test_stop(ready: Make) -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "starting", "stopping", "pausing", "failed"])
 def test_stop_at_any_time(make: Make, when: str) -> None:
-    """Whatever is being done just then."""
+    """In every state."""
     stage = make()
     if when == "failed":
         stage.until("starting")
@@ -381,7 +376,7 @@ def test_stop_at_any_time(make: Make, when: str) -> None:
     elif when == "waiting":
         stage.lead.nodes["gpu2"].waits = "x"
     stage.until(when)
-    stage.want(None)
+    stage.store_spec(None)
     stage.until("stopped")
     stage.run(20)
 
@@ -389,11 +384,11 @@ def test_stop_at_any_time(make: Make, when: str) -> None:
     assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
 
 
-def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
-    """A node that has not carried out its last orders may still be about to start something."""
+def test_a_stop_waits_for_recent_orders(ready: Make) -> None:
+    """A node that has not carried out its last orders may still start a process."""
     stage = ready()
     stage.lead.late.add("gpu2")
-    stage.want(None)
+    stage.store_spec(None)
     stage.run(20)
     assert stage.status.state == "stopping"
 
@@ -401,13 +396,11 @@ def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
     stage.until("stopped")
 
 
-def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
-    """It may come back in a moment; after that it is said, for what runs there ends only when it is
-    back.
-    """
+def test_a_stop_with_an_unreachable_node(ready: Make) -> None:
+    """It may soon return; later it is reported, because its processes stop only when it is back."""
     stage = ready()
     stage.lead.away["gpu2"] = ""
-    stage.want(None)
+    stage.store_spec(None)
     stage.run(25)
     assert stage.status.state == "stopping"
 
@@ -419,16 +412,14 @@ def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
     assert stage.lead.nodes["gpu2"].state == "idle"
 
 
-def test_another_server_takes_its_place(ready: Make) -> None:
-    """The old engine has ended before the new one starts; numbers of engines go on, and its faults
-    are its own.
-    """
+def test_a_replaced_server(ready: Make) -> None:
+    """The old engine exits before the new one starts; generations continue, faults do not."""
     stage = ready()
     stage.kill("gpu2")
     stage.until("pausing")
     stage.until("ready")
     stage.lead.nodes["gpu2"].slow = 20.0
-    stage.want(specs.mp("gpu1", "gpu2", id="other", model="n", asked=2.0))
+    stage.store_spec(specs.mp("gpu1", "gpu2", id="other", model="n", asked=2.0))
     stage.run(15)
     assert (stage.status.state, stage.status.doing, stage.status.id) == (
         "stopping",
@@ -442,23 +433,23 @@ def test_another_server_takes_its_place(ready: Make) -> None:
     assert stage.history == ["other", "abcd1234"]
 
 
-def test_the_same_wish_again_changes_nothing(ready: Make) -> None:
-    """A launcher that tries again writes the same file."""
+def test_an_unchanged_spec_changes_nothing(ready: Make) -> None:
+    """A repeated launcher command writes the same file."""
     stage = ready()
-    stage.want(TWO)
+    stage.store_spec(TWO)
     os.utime(stage.folder / "chat" / "desired.json", (1, 1))
     stage.run(20)
 
     assert (stage.status.state, stage.status.generation, stage.status.faults) == ("ready", 1, [])
 
 
-def test_a_wish_that_changes_twice(ready: Make) -> None:
-    """The last word counts, also while the engine before ends."""
+def test_a_spec_that_changes_twice(ready: Make) -> None:
+    """The last one counts, also while the old engine stops."""
     stage = ready()
     stage.lead.nodes["gpu2"].slow = 20.0
-    stage.want(specs.mp("gpu1", "gpu2", id="other", asked=2.0))
+    stage.store_spec(specs.mp("gpu1", "gpu2", id="other", asked=2.0))
     stage.run(5)
-    stage.want(specs.mp("gpu1", "gpu2", id="third", asked=3.0))
+    stage.store_spec(specs.mp("gpu1", "gpu2", id="third", asked=3.0))
     stage.until("ready")
 
     assert (stage.status.id, stage.history, stage.status.generation) == (
@@ -468,10 +459,8 @@ def test_a_wish_that_changes_twice(ready: Make) -> None:
     )
 
 
-def test_a_wish_of_another_version_is_not_acted_on(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is said, and nothing starts."""
+def test_a_spec_of_another_version(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is reported, and no engine starts."""
     stage = make()
     state.write_json(str(stage.folder / "chat" / "desired.json"), {"version": 1})
     stage.run(5)
@@ -480,10 +469,29 @@ def test_a_wish_of_another_version_is_not_acted_on(
     assert "unknown version of a server spec: 1" in capsys.readouterr().out
 
 
-def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
+@pytest.mark.parametrize("content", ['{"version": 3}', "{"])
+def test_engines_of_an_unreadable_spec_are_left_alone(ready: Make, content: str) -> None:
+    """Also by an agent that has just started, until the spec is readable again, or removed."""
+    stage = ready()
+    file = stage.folder / "chat" / "desired.json"
+    file.write_text(content)
+    stage.run(5)
+    assert (stage.status.state, stage.keeper.unreadable) == ("ready", False)  # goes on as it was
+
+    stage.boot()
+    stage.keeper.tick()
+    stage.keeper.tick()
+    assert (stage.keeper.unreadable, stage.status.state) == (True, "ready")
+
+    stage.store_spec(None)
+    stage.keeper.tick()
+    assert (stage.keeper.unreadable, stage.keeper.status) == (False, None)
+
+
+def test_a_spec_removed_without_an_agent(ready: Make) -> None:
     """Its record says so, instead of being ready for ever."""
     stage = ready()
-    stage.want(None)
+    stage.store_spec(None)
     stage.boot()
     stage.run(2)
 
@@ -494,19 +502,19 @@ def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
     )
 
 
-# ---- a head that starts again --------------------------------------------------------------------
+# ---- restarts of the head ------------------------------------------------------------------------
 
 
 def reboot(stage: Stage) -> None:
-    """Let the head's container end, with what runs in it, and start again."""
+    """Kill the head's container and its processes, and start it again."""
     stage.lead.nodes["gpu1"] = Node(boot="b2")
     stage.lead.reports.clear()
     stage.boot().tick()
 
 
-def test_a_head_that_was_restarted(ready: Make) -> None:
-    """The engine ended with it: a fault, but none of the engine's doing where it had worked for
-    long, so it starts at once.
+def test_a_restarted_head(ready: Make) -> None:
+    """The engine exited with it: a fault, but not the engine's if it had run for long, so it starts
+    at once.
     """
     stage = ready()
     stage.run(60)
@@ -524,9 +532,9 @@ def test_a_head_that_was_restarted(ready: Make) -> None:
     assert (status.generation, stage.lead.nodes["gpu2"].last) == (2, 2)
 
 
-def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
-    """An engine may end the head's container each time that it works: pauses grow, and a cap of
-    restarts holds.
+def test_a_crash_loop_of_the_head(ready: Make) -> None:
+    """An engine may crash the head's container every time: pauses grow, and the limit of restarts
+    applies.
     """
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=3)))
     pauses = []
@@ -540,8 +548,8 @@ def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
     assert (pauses, stage.status.state) == ([5.0, 10.0, 20.0, 40.0], "gave-up")
 
 
-def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
-    """It is no way round the pause of a server whose engine dies again and again."""
+def test_a_head_restarted_between_deaths(ready: Make) -> None:
+    """It does not shorten the pauses of a crashing engine."""
     stage = ready()
     stage.kill("gpu2")
     starts(stage, 2)
@@ -553,8 +561,8 @@ def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
     assert stage.status.faults[-1].pause >= 20.0
 
 
-def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody gave it another image: no fault and no restart; what comes then counts again."""
+def test_a_replaced_head(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator changed its image: no fault and no restart; later ones count again."""
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=0)))
     monkeypatch.setattr(state, "container_id", lambda: "second")
     reboot(stage)
@@ -571,12 +579,8 @@ def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("text", ["before", "now"])
-def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
-    ready: Make, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    """Counts as one that was restarted: else one that crashes for ever would be served on for
-    ever.
-    """
+def test_a_possibly_replaced_head(ready: Make, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """It counts as restarted; otherwise a crash loop would never end."""
     monkeypatch.setattr(state, "container_id", lambda: "x" if text == "before" else "")
     stage = ready()
     monkeypatch.setattr(state, "container_id", lambda: "" if text == "before" else "x")
@@ -586,8 +590,8 @@ def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
     assert len(stage.status.faults) == 1
 
 
-def test_a_head_that_restarts_during_the_first_start(make: Make) -> None:
-    """It begins again: nothing had answered yet, and nothing is a fault."""
+def test_a_head_restarted_during_the_first_start(make: Make) -> None:
+    """The start is repeated: no answer before, and no fault."""
     stage = make()
     stage.until("starting")
     reboot(stage)
@@ -597,8 +601,8 @@ def test_a_head_that_restarts_during_the_first_start(make: Make) -> None:
 
 
 @pytest.mark.parametrize("when", ["pausing", "stopping", "waiting"])
-def test_a_head_that_restarts_while_the_server_is_down(ready: Make, when: str) -> None:
-    """It goes on where it was; the fault is counted once."""
+def test_a_head_restarted_while_the_server_is_down(ready: Make, when: str) -> None:
+    """The supervisor continues; the fault is counted once."""
     stage = ready()
     stage.lead.nodes["gpu1"].slow = 3.0
     stage.kill("gpu2")
@@ -611,8 +615,8 @@ def test_a_head_that_restarts_while_the_server_is_down(ready: Make, when: str) -
 
 
 @pytest.mark.parametrize("over", ["failed", "gave-up"])
-def test_what_is_over_stays_over(make: Make, over: str) -> None:
-    """A restart of the head would turn what needs somebody into a loop."""
+def test_final_states_survive_a_restart(make: Make, over: str) -> None:
+    """A restart of the head must not start a loop."""
     stage = make(specs.mp("gpu1", "gpu2", policy=policy(restarts=1)))
     if over == "gave-up":
         stage.until("ready")
@@ -630,7 +634,7 @@ def test_what_is_over_stays_over(make: Make, over: str) -> None:
 
 
 def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
-    """It has no process on the head: it served on, and is kept as it is."""
+    """It has no process on the head: it served on, and stays."""
     stage = ready(AWAY)
     reboot(stage)
     stage.lead.away["gpu3"] = ""
@@ -647,7 +651,7 @@ def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "ready"])
 def test_an_engine_outlives_two_restarts_of_the_heads_agent(make: Make, state: str) -> None:
-    """The second agent starts while the first one still looks for the engine."""
+    """The second agent starts while the first one still searches for the engine."""
     stage = make(AWAY)
     stage.until(state)
     stage.run(1)
@@ -663,8 +667,8 @@ def test_an_engine_outlives_two_restarts_of_the_heads_agent(make: Make, state: s
     assert {stage.lead.nodes[node].state for node in ("gpu2", "gpu3")} == {"running"}
 
 
-def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready: Make) -> None:
-    """It is connected, and its first report is on its way: what cannot be asked is unknown."""
+def test_a_missing_first_report_proves_nothing(ready: Make) -> None:
+    """The agent is connected, but its state is still unknown."""
     stage = ready(AWAY)
     reboot(stage)
     stage.lead.late.add("gpu3")
@@ -678,8 +682,8 @@ def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready
     assert (stage.status.generation, stage.status.faults) == (1, [])
 
 
-def test_an_engine_that_has_not_answered_outlives_it(ready: Make) -> None:
-    """A restart that goes on is not ready before its own first answer, whatever was before."""
+def test_a_starting_engine_outlives_the_heads_agent(ready: Make) -> None:
+    """A resumed restart is not ready before its own first answer."""
     stage = ready(AWAY)
     stage.engine.takes = 30
     stage.kill("gpu3")
@@ -695,8 +699,8 @@ def test_an_engine_that_has_not_answered_outlives_it(ready: Make) -> None:
     assert stage.status.faults[0].ready_again_after is not None
 
 
-def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
-    """A part of it has ended meanwhile: all of it starts anew."""
+def test_an_engine_lost_without_the_heads_agent(ready: Make) -> None:
+    """A part of it has exited meanwhile: all of it restarts."""
     stage = ready(AWAY)
     stage.lead.nodes["gpu3"] = Node(boot="b2")
     reboot(stage)
@@ -706,11 +710,11 @@ def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [2, 2]
 
 
-# ---- what is written down ------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
-def test_faults_that_are_kept_are_bounded(ready: Make) -> None:
-    """A crash loop of days must not grow the file; how many there were is still known."""
+def test_recorded_faults_are_limited(ready: Make) -> None:
+    """A crash loop of days must not fill the file; the total count stays."""
     stage = ready(specs.mp("gpu1", "gpu2", policy=policy(longest_pause=1.0)))
     stage.kill("gpu2", evidence="x" * 10_000)
     starts(stage, 30)
@@ -719,16 +723,16 @@ def test_faults_that_are_kept_are_bounded(ready: Make) -> None:
     assert all(len(fault.evidence) <= 4000 for fault in stage.status.faults)
 
 
-def test_the_record_is_never_old(ready: Make) -> None:
-    """Whoever reads it knows that somebody looks, whatever the state."""
+def test_the_record_is_always_fresh(ready: Make) -> None:
+    """In every state, so that readers know that the supervisor runs."""
     stage = ready()
     for _ in range(30):
         stage.step(1.0)
         assert stage.clock.time() - stage.status.written <= 6
 
 
-def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept without a record, also through a fault."""
+def test_a_full_disk_stops_no_server(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is supervised without a record, even through a fault."""
     stage = ready()
 
     def full(*_: object, **__: object) -> None:
@@ -748,8 +752,8 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
 
 @mutate.examples(40)
 @given(chance=mutate.chances)
-def test_whatever_agents_report(ready: Make, chance: mutate.Chance) -> None:
-    """Nothing that another agent says ends the one that keeps all servers."""
+def test_any_report(ready: Make, chance: mutate.Chance) -> None:
+    """No agent's report stops the supervisor."""
     stage = ready(specs.mp("gpu1", "gpu2", id=str(chance.number), asked=float(chance.number)))
     for node in ("gpu1", "gpu2"):
         good = {**dataclasses.asdict(stage.lead.reports[node]), "ranks": [7], "ended": "x"}
@@ -763,20 +767,20 @@ def test_whatever_agents_report(ready: Make, chance: mutate.Chance) -> None:
             assert order.generation > 0
 
 
-def test_when_it_wants_to_be_asked_often(make: Make) -> None:
-    """While something is about to be started or ended; not for as long as a node is waited for."""
+def test_frequent_turns(make: Make) -> None:
+    """During starts and stops; not while waiting for a node."""
     stage = make()
     stage.step()
     assert stage.keeper.changing
     assert stage.clock.time() - stage.status.since < 1
     stage.until("ready")
     assert not stage.keeper.changing
-    stage.want(None)
+    stage.store_spec(None)
     stage.lead.nodes["gpu2"].slow = 5.0
     stage.step()
     assert stage.keeper.changing
     stage.until("stopped")
-    stage.want(dataclasses.replace(TWO, asked=2.0))
+    stage.store_spec(dataclasses.replace(TWO, asked=2.0))
     stage.lead.away["gpu2"] = ""
     stage.run(40)
     assert not stage.keeper.changing
@@ -786,7 +790,7 @@ def test_when_it_wants_to_be_asked_often(make: Make) -> None:
 
 
 def test_the_rank_that_died_first_is_named(ready: Make, view: type[View]) -> None:
-    """From Ray, if it knows; else from vLLM's output."""
+    """From Ray if possible, else from vLLM's output."""
     stage = ready(RAY)
     view.blamed = Culprit("gpu2", "PP1", "Worker died: connection error code 2")
     stage.kill("gpu1", "ended with exit code 1", "", "some lines")

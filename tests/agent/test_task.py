@@ -41,16 +41,14 @@ _NO_ROUTE = '{"detail":"Not Found"}'
         (0, "timed out", False),
     ],
 )
-def test_a_refusal_that_says_that_the_model_does_something_else(
-    status: int, expected: str, unfit: bool
-) -> None:
-    """And no other: an engine that is dead, or a key that is wrong, is told as it is."""
+def test_refusals_of_another_task(status: int, expected: str, unfit: bool) -> None:
+    """A dead engine or a wrong key is reported instead."""
     assert task.lacks_task(status, expected) is unfit
     assert task.lacks_chat_template(status, expected) is unfit
 
 
 def test_a_base_model_cannot_chat() -> None:
-    """For want of a template, which 400 says in several ways."""
+    """Without a chat template, 400 has several messages."""
     text = "As of transformers v4.44, default chat template is no longer allowed"
 
     assert task.lacks_chat_template(400, text)
@@ -68,8 +66,8 @@ def test_a_base_model_cannot_chat() -> None:
         (HEALTH, "", "an answer of `/health` alone"),
     ],
 )
-def test_what_came_back(model_task: ModelTask, text: Any, came: str) -> None:
-    """In words; silence is transcribed as nothing."""
+def test_descriptions_of_answers(model_task: ModelTask, text: Any, came: str) -> None:
+    """Silence is transcribed as an empty text."""
     assert model_task.describe_answer(json.dumps(text)) == came
 
 
@@ -77,18 +75,18 @@ def test_what_came_back(model_task: ModelTask, text: Any, came: str) -> None:
 @pytest.mark.parametrize(
     "expected", ["", "null", "7", "[]", "{}", '{"data": []}', '{"data": [{}]}', '{"results": [{}]}']
 )
-def test_what_is_no_answer(model_task: ModelTask, expected: str) -> None:
-    """Somebody else may have the port."""
+def test_invalid_answers(model_task: ModelTask, expected: str) -> None:
+    """Another program may have the port."""
     assert model_task.describe_answer(expected) == ""
 
 
-def test_no_numbers_are_no_embedding() -> None:
-    """Though the form is right."""
+def test_an_embedding_without_numbers() -> None:
+    """Although the structure is right."""
     assert EMBEDDING.describe_answer('{"data": [{"embedding": []}]}') == ""
 
 
-def test_a_model_is_asked_as_it_can_answer() -> None:
-    """With what its route takes; chats and completions are short."""
+def test_requests() -> None:
+    """In the route's format; chats and completions are short."""
     few = {"max_tokens": 1, "temperature": 0}
 
     assert CHAT.body("m", "Hi", 1) == {
@@ -107,8 +105,8 @@ def test_a_model_is_asked_as_it_can_answer() -> None:
     assert HEALTH.body("m", "Hi", 1) is None
 
 
-def test_speech_is_a_form_with_a_sound() -> None:
-    """A second of silence that any reader of WAV files takes."""
+def test_speech_is_sent_as_a_form() -> None:
+    """A second of silence as an ordinary WAV file."""
     form = TRANSCRIPTION.body("org/whisper", "Hi", 1)
     assert isinstance(form, Form)
     kind, _, limit = form.content_type.partition("; boundary=")
@@ -125,8 +123,8 @@ def test_speech_is_a_form_with_a_sound() -> None:
     assert int.from_bytes(sound[24:28], "little") == 16_000
 
 
-def test_names_lead_back() -> None:
-    """To what they name; any other to nothing."""
+def test_task_names() -> None:
+    """They identify a task; unknown names give none."""
     assert [task.task_named(item.name) for item in (CHAT, *task.OTHERS, HEALTH)] == [
         CHAT,
         *task.OTHERS,

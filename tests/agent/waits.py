@@ -1,4 +1,4 @@
-"""Waiting for what other threads and programs do."""
+"""Waits for other threads and programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE = 20.0
 
 
 def until(true: Callable[[], object], what: str, extra: Callable[[], object] = str) -> None:
-    """Wait until something holds; `more` is what to show when it does not."""
+    """Wait until a condition holds; on timeout show `more`."""
     deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}\n{extra()}"
@@ -18,7 +18,7 @@ def until(true: Callable[[], object], what: str, extra: Callable[[], object] = s
 
 
 def lives(pid: int) -> bool:
-    """True unless a process is gone or waits to be reaped."""
+    """Return whether a process runs, zombies excluded."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""A server that answers by path: stands in for Ray's dashboard and for vLLM's API."""
+"""A server that answers by path: a fake of Ray's dashboard and of vLLM's API."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHAT = {
 
 @dataclass
 class Replicas:
-    """Replicas behind one API: they count what they finished, and the one that is named answers, if
-    names are `obeyed`. The `first` has this number among all of the server's.
+    """Replicas behind one API: they count completed requests; the named one answers, if names are
+    `obeyed`. `first` is the number of the first one among the server's.
     """
 
     finished: list[int] = field(default_factory=lambda: [7, 7])
@@ -28,7 +28,7 @@ class Replicas:
     first: int = 0
 
     def answer(self, number: int | None) -> Any:
-        """Answer as the replica that was named; the first, when none was, or names mean nothing."""
+        """Answer as the named replica; as the first one without a name, or if names are ignored."""
         chosen = number if number is not None and self.obeyed else 0
         if chosen in self.refusing:
             return self.refusing[chosen]
@@ -36,9 +36,7 @@ class Replicas:
         return CHAT
 
     def metrics(self) -> str:
-        """Print what vLLM prints: a counter for each replica and reason, and the capacity once for
-        each.
-        """
+        """Return vLLM's metrics: a counter per replica and reason, and the capacity per replica."""
         lines = [
             f'vllm:request_success_total{{engine="{number}",finished_reason="{reason}",model_name="m"}}'
             f" {count}"
@@ -54,19 +52,17 @@ class Replicas:
 
 
 class Quiet(ThreadingHTTPServer):
-    """Says nothing of those who do not wait for their answer."""
+    """A server that does not log clients that disconnect early."""
 
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log."""
 
 
 class Server:
-    """Answers by path: a value, or a function of the request's body; (status, value) for anything
-    but 200.
-
-    `tables` are Ray's, filtered by the query as its dashboard does.
+    """Answers by path: a value, or a function of the request's body; (status, value) for other
+    statuses than 200. `tables` are Ray's, filtered by the query as in its dashboard.
     """
 
     def __init__(self) -> None:
@@ -109,7 +105,7 @@ class Server:
     def find(
         self, verb: str, path: str, query: str, requests: object, replica: int | None
     ) -> tuple[int, Any]:
-        """Find the answer to a request."""
+        """Return the answer to a request."""
         result = self.answers.get(path, (404, "no such path"))
         if path in self.tables:
             argv = dict(part.partition("=")[::2] for part in query.split("&"))
@@ -135,5 +131,5 @@ class Server:
 
 
 def rows(*args: dict[str, Any]) -> dict[str, Any]:
-    """Return a table as Ray's dashboard wraps it."""
+    """Return a table in the format of Ray's dashboard."""
     return {"data": {"result": {"result": list(args)}}}

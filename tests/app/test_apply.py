@@ -1,4 +1,4 @@
-"""The one runner: waves, gates, patience, and what is told when something fails."""
+"""The runner of plans: waves, gates, waits, and reports of failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes import FakeTransport
 
 
 class Clock:
-    """Time that passes only by sleeping."""
+    """A clock that advances only in sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ def good(command: Command) -> Answer:
 
 
 def statuses(*args: Status | Sequence[Finding]) -> Callable[[Answers], Sequence[Finding]]:
-    """Return a judge that says these one after another, the last for ever."""
+    """Return a judge with a sequence of results; the last one repeats."""
     rest = list(args)
 
     def judge(_: Answers) -> Sequence[Finding]:
@@ -69,8 +69,8 @@ def run(
     return list(apply(what, transport or FakeTransport(good), clock=clock, sleep=clock.sleep))
 
 
-def test_stages_steps_and_gates_are_told_in_order() -> None:
-    """Starts, ends and durations; a stage ends when its gates hold."""
+def test_stages_steps_and_gates_are_reported_in_order() -> None:
+    """Starts, ends and durations; a stage ends when its gates pass."""
     events = run(
         plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),)))
     )
@@ -86,8 +86,8 @@ def test_stages_steps_and_gates_are_told_in_order() -> None:
     assert events[3].data == {"check": "g", "fix": "mend it"}
 
 
-def test_a_node_gets_its_own_steps_one_after_another() -> None:
-    """Two steps for one node are two waves; each wave is sent as one batch."""
+def test_steps_of_one_node_run_in_sequence() -> None:
+    """Two steps for one node are two waves; a wave is sent as one batch."""
     sizes: list[list[str]] = []
 
     class Batches(FakeTransport):
@@ -103,8 +103,8 @@ def test_a_node_gets_its_own_steps_one_after_another() -> None:
     assert sizes == [["rm", "rm"], ["run"]]
 
 
-def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
-    """The second wave, the gates and the stages after it are not sent."""
+def test_a_failing_step_stops_later_waves() -> None:
+    """The other steps of its wave finish; the second wave, gates and later stages are not sent."""
     transport = FakeTransport(
         lambda c: Answer(node=c.node, code=1, err="boom") if c.node == "a" else good(c)
     )
@@ -130,8 +130,8 @@ def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
     assert caught.value.evidence == "boom"
 
 
-def test_nodes_that_failed_alike_are_one_story() -> None:
-    """Folded, with the evidence once."""
+def test_equal_failures_are_merged() -> None:
+    """With the evidence once."""
     with pytest.raises(NodeError) as caught:
         run(
             plan(stage(*(step(f"gpu0{n}") for n in (1, 2, 3)))),
@@ -144,8 +144,8 @@ def test_nodes_that_failed_alike_are_one_story() -> None:
     assert "docker image prune -a -f`" in caught.value.hint
 
 
-def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:
-    """The same failure reads the same the next time."""
+def test_nodes_are_named_in_the_plans_order() -> None:
+    """The same failure has the same message every time."""
 
     class Backwards(FakeTransport):
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
@@ -160,8 +160,8 @@ def test_nodes_are_named_in_the_plans_order_whatever_answered_first() -> None:
     assert caught.value.node == "gpu[01-02]"
 
 
-def test_every_node_that_failed_is_named_though_they_did_different_things() -> None:
-    """Also when they said the same."""
+def test_all_failed_nodes_are_named() -> None:
+    """Even with the same error in different steps."""
     with pytest.raises(NodeError) as caught:
         run(
             plan(stage(step("a", "writing"), step("b", "starting"))),
@@ -172,8 +172,8 @@ def test_every_node_that_failed_is_named_though_they_did_different_things() -> N
     assert "b: " in f"{caught.value.message}\n{caught.value.evidence}"
 
 
-def test_what_each_node_said_is_kept_apart() -> None:
-    """The first in full, the others with their names."""
+def test_evidence_is_separate_per_node() -> None:
+    """Complete for the first node, with names for the others."""
     with pytest.raises(NodeError) as caught:
         run(
             plan(stage(step("a"), step("b"))),
@@ -183,8 +183,8 @@ def test_what_each_node_said_is_kept_apart() -> None:
     assert caught.value.evidence == "boom a\nb: boom b"
 
 
-def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
-    """And not exit 124."""
+def test_a_timeout_is_reported_with_its_limit() -> None:
+    """And not as exit code 124."""
     with pytest.raises(NodeError) as caught:
         run(
             plan(stage(step("a"))),
@@ -195,8 +195,8 @@ def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
     assert caught.value.evidence
 
 
-def test_a_gate_asks_again_until_it_is_green() -> None:
-    """Each `every` seconds; the same wait is worth one running event."""
+def test_a_gate_is_repeated_until_it_passes() -> None:
+    """Every `every` seconds; an unchanged wait is one running event."""
     clock = Clock()
     gate = Gate(
         id="g", what="it holds", judge=statuses("wait", "wait", "pass"), deadline=10, every=2
@@ -212,20 +212,20 @@ def test_a_gate_asks_again_until_it_is_green() -> None:
     ]
 
 
-def test_a_gate_that_is_late_fails_with_what_it_waited_for() -> None:
-    """After its deadline and one last look, not before."""
+def test_a_late_gate_fails_with_its_reason() -> None:
+    """After its deadline and one last query, not before."""
     clock = Clock()
     gate = Gate(id="g", what="it holds", judge=statuses("wait"), deadline=10, every=3)
     with pytest.raises(GateError) as caught:
         run(plan(stage(gates=(gate,))), clock=clock)
 
     assert clock.now == 12
-    assert caught.value.message == "gpu01: it is wait within 10s"
+    assert caught.value.message == "timed out after 10s: gpu01: it is wait"
     assert caught.value.hint == "mend it"
 
 
 def test_a_failure_ends_the_wait_at_once() -> None:
-    """Waiting longer is of no use."""
+    """A longer wait would be useless."""
     clock = Clock()
     gate = Gate(id="g", what="it holds", judge=statuses("wait", "fail"), deadline=100)
     with pytest.raises(GateError) as caught:
@@ -236,7 +236,7 @@ def test_a_failure_ends_the_wait_at_once() -> None:
 
 
 def test_a_pass_must_last() -> None:
-    """A node that comes and goes starts the hold again."""
+    """A flapping node restarts the hold time."""
     clock = Clock()
     gate = Gate(
         id="g", what="it holds", judge=statuses("pass", "wait", "pass"), deadline=60, hold=3
@@ -250,8 +250,8 @@ def test_a_pass_must_last() -> None:
     )
 
 
-def test_a_gate_that_flickers_ends_at_its_deadline() -> None:
-    """Neither green for long enough nor red for ever."""
+def test_a_flapping_gate_ends_at_its_deadline() -> None:
+    """It neither passes for long enough nor fails."""
     clock = Clock()
     flicker = iter(range(1000))
 
@@ -270,15 +270,15 @@ def test_a_gate_that_flickers_ends_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize(("status", "state"), [("warn", "warn"), ("skip", "skip"), ("pass", "ok")])
-def test_warnings_and_skips_do_not_stop_a_plan_and_are_told(status: Status, state: str) -> None:
-    """Never silently green."""
+def test_warnings_and_skips_are_reported_and_do_not_stop_a_plan(status: Status, state: str) -> None:
+    """None of them is silent."""
     events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(status)),))))
 
     assert [event.state for event in events if event.kind == "finding"] == [state]
 
 
-def test_a_pass_without_words_is_told_by_what_the_gate_is_about() -> None:
-    """Nodes folded."""
+def test_a_pass_without_text_has_the_gates_title() -> None:
+    """With the nodes folded."""
     results = [Finding(node=name, status="pass", text="") for name in ("gpu01", "gpu02")]
     events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(results)),))))
 
@@ -287,8 +287,8 @@ def test_a_pass_without_words_is_told_by_what_the_gate_is_about() -> None:
     ]
 
 
-def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() -> None:
-    """The log explains: its cause in the message, its line as evidence, its fix as hint."""
+def test_a_failing_gate_queries_failed_nodes_for_evidence() -> None:
+    """Only these; the log gives the message its cause, a line of evidence, and the hint."""
     results = [
         Finding(node="a", status="pass", text="in"),
         Finding(node="b", status="fail", text="not in", fix="look"),
@@ -315,9 +315,9 @@ def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() 
     assert "ss -ltnp" in caught.value.hint
 
 
-def test_several_failures_are_all_told() -> None:
-    """The message is what did not hold; each node's story is evidence, and each fix is a hint
-    once.
+def test_several_failures_are_all_reported() -> None:
+    """The message is the failed condition; nodes' errors are evidence, and fixes are hints without
+    repetition.
     """
     results = [
         Finding(node="gpu01", status="fail", text="no GPU", fix="buy one"),
@@ -333,7 +333,7 @@ def test_several_failures_are_all_told() -> None:
 
 
 def test_a_cluster_wide_failure_has_no_node() -> None:
-    """A stranger in Ray belongs to nobody, and nobody's log is asked for."""
+    """A foreign node in Ray belongs to no node, and no log is queried."""
     results = [Finding(node="", status="fail", text="a stranger")]
     gate = Gate(
         id="g",
@@ -347,8 +347,8 @@ def test_a_cluster_wide_failure_has_no_node() -> None:
     assert caught.value.message == "a stranger"
 
 
-def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
-    """Whatever node answers first."""
+def test_a_gate_gets_answers_in_query_order() -> None:
+    """Whichever node answers first."""
     items: list[Answers] = []
 
     def judge(answers: Answers) -> Sequence[Finding]:
@@ -372,7 +372,7 @@ def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
 
 
 def test_interrupting_a_wait_leaves_at_once() -> None:
-    """Ctrl-C stops the watching; nothing more is asked or sent."""
+    """Ctrl-C stops the wait, without further queries or steps."""
     transport = FakeTransport(good)
 
     def interrupted(_: float) -> None:
@@ -396,7 +396,7 @@ def test_interrupting_a_wait_leaves_at_once() -> None:
 
 
 def test_closing_the_stream_stops_before_the_next_stage() -> None:
-    """The reader of events may go away; what is running is cancelled by the transport."""
+    """A reader of events may stop early; the transport cancels running commands."""
     transport = FakeTransport(good)
     events = apply(plan(stage(step("a")), stage(step("b"), id_="t")), transport)
     assert isinstance(events, Generator)
@@ -406,10 +406,8 @@ def test_closing_the_stream_stops_before_the_next_stage() -> None:
     assert transport.commands == []
 
 
-def test_cleaning_up_goes_as_far_as_it_can() -> None:
-    """With `keep_going` a node that fails spares neither the other nodes nor the stages after it,
-    and every story is told.
-    """
+def test_keep_going() -> None:
+    """A failing node stops neither other nodes nor later stages, and all errors are reported."""
     sent: list[str] = []
 
     def handler(command: Command) -> Answer:
@@ -438,7 +436,7 @@ def test_cleaning_up_goes_as_far_as_it_can() -> None:
 
 
 class Recording(FakeTransport):
-    """Has written down what a plan changes; `recorded` is what it was told."""
+    """A recorder of a plan's changes."""
 
     def __init__(self, handler: Callable[[Command], Answer | None]) -> None:
         super().__init__(handler)
@@ -449,8 +447,8 @@ class Recording(FakeTransport):
         return {node: ("write", node) for node in changes}
 
 
-def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
-    """All of it at once, and not a command more is sent; looking at a node leaves no record."""
+def test_changes_are_recorded_with_the_first_step() -> None:
+    """All changes of a node at once, without a further command; queries leave no record."""
     gate = Gate(
         id="g", what="it holds", judge=statuses("pass"), queries=(Command(node="c", argv=("ask",)),)
     )
@@ -485,8 +483,8 @@ def test_a_plan_without_steps_records_nothing() -> None:
     assert transport.recorded == []
 
 
-def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
-    """Another operator's work is not cleaned away."""
+def test_a_lost_lock_stops_a_plan_with_keep_going() -> None:
+    """Another operator's work must not be removed."""
 
     class Lost(FakeTransport):
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:

@@ -1,4 +1,4 @@
-"""Programs that append to and read a node's audit trail, run on this machine."""
+"""Programs that append to and read a node's audit trail, run locally."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def append(
     state: Path, entry: AuditLine = ENTRY, *, strict: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Append a line in front of a command that says what it reads."""
+    """Append a line before a command that prints its input."""
     return run(
         *audit.append_argv(str(state), "c", entry, strict=strict),
         "sed",
@@ -48,7 +48,7 @@ def read(state: Path, last: int = 0) -> tuple[list[AuditLine], int]:
     )
 
 
-def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
+def test_the_line_is_written_before_the_command_runs(tmp_path: Path) -> None:
     """The command gets its own arguments and input; only the SSH user may read the line."""
     state = tmp_path / "a b"
     done = append(state)
@@ -65,7 +65,7 @@ def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
-    """And nothing else changes for it."""
+    """The command is unaffected."""
     done = run(
         *audit.append_argv(str(tmp_path), "c", ENTRY),
         "sh",
@@ -79,8 +79,8 @@ def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "a b|$HOME '\n")
 
 
-def test_what_cannot_be_written_down_is_not_done(tmp_path: Path) -> None:
-    """Unless it is to clean up, for which a full disk may be the reason."""
+def test_a_failed_write_stops_the_command(tmp_path: Path) -> None:
+    """Except for cleanup, as it may be the remedy for a full disk."""
     (tmp_path / "audit").write_text("a file is in the way")
     strict, lenient = append(tmp_path), append(tmp_path, strict=False)
 
@@ -89,8 +89,8 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path: Path) -> None:
     assert (lenient.returncode, lenient.stdout) == (0, "ran: it's\n")
 
 
-def test_a_file_of_a_megabyte_makes_room(tmp_path: Path) -> None:
-    """One old one is kept, and read as well."""
+def test_rotation_at_a_megabyte(tmp_path: Path) -> None:
+    """One old file remains, and is read as well."""
     file = tmp_path / "audit/c.ndjson"
     append(tmp_path)
     old = file.read_text()
@@ -103,8 +103,8 @@ def test_a_file_of_a_megabyte_makes_room(tmp_path: Path) -> None:
     assert read(tmp_path, last=1) == ([ENTRY], 0)
 
 
-def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> None:
-    """Its set-group-ID bit is how an administrator says so."""
+def test_files_of_a_shared_folder_belong_to_its_group(tmp_path: Path) -> None:
+    """Administrators share a folder with its set-group-ID bit."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit").chmod(0o2770)
     append(tmp_path)
@@ -112,8 +112,8 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "audit/c.ndjson").stat().st_mode) == 0o660
 
 
-def test_lines_of_many_at_once_are_whole(tmp_path: Path) -> None:
-    """Each is one write, also the longest."""
+def test_concurrent_lines_are_complete(tmp_path: Path) -> None:
+    """A line is a single write, even the longest."""
     entry = AuditLine(
         **{
             **{name: getattr(ENTRY, name) for name in AuditLine.__slots__},
@@ -128,14 +128,14 @@ def test_lines_of_many_at_once_are_whole(tmp_path: Path) -> None:
     assert (len(set(entries)), len(entries), strange) == (1, 24, 0)
 
 
-def test_no_trail_is_an_empty_one(tmp_path: Path) -> None:
-    """Nothing has changed there."""
+def test_a_missing_trail_is_empty(tmp_path: Path) -> None:
+    """No change was recorded."""
     assert read(tmp_path) == ([], 0)
 
 
 @given(st.lists(st.text(max_size=300), max_size=60), st.text(max_size=3000))
 def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> None:
-    """Whatever is to be told; what found no room is counted."""
+    """For any content; omitted changes are counted."""
     entry = AuditLine(
         at="t", who="a", host="h", verb="up", command=command, node="n", changes=tuple(changes)
     )
@@ -153,28 +153,28 @@ def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> N
     | st.from_type(dict).map(repr)
     | st.sampled_from(["[1]", "{}", '{"at": 1}', "nan", "[" * 9000])
 )
-def test_strange_lines_are_counted(text: str) -> None:
-    """And never in the way of the others."""
+def test_invalid_lines_are_counted(text: str) -> None:
+    """They do not affect the others."""
     good = audit.format_line(ENTRY)
     entries, _ = audit.parse_lines(Answer(node="gpu01", code=0, out=f"{good}\n{text}\n{good}\n"))
 
     assert entries[0] == ENTRY and entries[-1] == ENTRY
 
 
-def test_a_folder_that_may_not_be_read_is_not_an_empty_trail(tmp_path: Path) -> None:
-    """Another login has made it its own."""
+def test_an_unreadable_folder_is_an_error(tmp_path: Path) -> None:
+    """It belongs to another user."""
     (tmp_path / "audit").mkdir(mode=0)
     powers = () if os.getuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
     done = run(*powers, *audit.read_argv(str(tmp_path), "c"))
 
     assert (done.returncode, done.stdout) == (77, "")
-    assert f"{tmp_path}/audit may not be read by this login" in done.stderr
+    assert f"{tmp_path}/audit is not readable by this user" in done.stderr
 
 
-def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
-    """It is said."""
+def test_an_unreadable_trail_is_an_error() -> None:
+    """Not an empty trail."""
     with pytest.raises(UnreadableAnswer, match="gpu01"):
-        audit.parse_lines(Answer(node="gpu01", code=77, err="may not be read by this login"))
+        audit.parse_lines(Answer(node="gpu01", code=77, err="is not readable by this user"))
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
         (["task-specific-chat-template"], "task-specific-chat-template"),
     ],
 )
-def test_a_command_line_without_what_looks_like_a_secret(parts: list[str], shown: str) -> None:
-    """By its form; values that are known are taken out besides."""
+def test_secrets_in_command_lines_are_redacted(parts: list[str], shown: str) -> None:
+    """By pattern, in addition to known values."""
     assert audit.redact_command(parts) == shown
 
 
-def test_what_several_nodes_say_is_said_once() -> None:
-    """In the order of time; a file that nodes share is read by each of them, and counts once."""
+def test_lines_of_several_nodes_are_merged() -> None:
+    """In order of time; a file on a shared disk is read by several nodes, and counts once."""
     other = replace(ENTRY, node="gpu02")
     late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
     result = audit.merge_lines([late, ENTRY, other, ENTRY, late])
@@ -220,7 +220,7 @@ def test_what_several_nodes_say_is_said_once() -> None:
 
 
 def lines(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
-    """The lines that each node was sent, in order; they are not sent again."""
+    """Return the lines sent to the nodes, in order; lines are sent once."""
     results: dict[str, list[dict[str, Any]]] = {}
     for command in cluster.commands:
         if command.preamble:
@@ -231,12 +231,10 @@ def lines(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def test_each_node_that_changes_keeps_one_line(
+def test_every_changed_node_gets_one_line(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In front of the first thing that changes it; with who, what, and the inventory it came
-    from.
-    """
+    """Before its first change; with operator, changes and inventory."""
     monkeypatch.setenv("LOGNAME", "anna")
     assert cluster.run("up", "--verbose").code == 0
     first = {}
@@ -261,8 +259,8 @@ def test_each_node_that_changes_keeps_one_line(
     assert result["gpu01"][0]["id"] == result["gpu02"][0]["id"]
 
 
-def test_what_changes_nothing_leaves_no_line(cluster: Cluster) -> None:
-    """A second `up`, and a dry run, whose script has none either."""
+def test_no_change_leaves_no_line(cluster: Cluster) -> None:
+    """Neither a second `up`, nor a dry run and its script."""
     cluster.run("up")
     cluster.commands.clear()
     assert cluster.run("up").code == 0
@@ -276,9 +274,7 @@ def test_what_changes_nothing_leaves_no_line(cluster: Cluster) -> None:
 def test_no_secret_is_in_a_line(
     cluster: Cluster, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the cluster's nor what somebody types; the cluster's own token is none of a line's
-    business either.
-    """
+    """Neither the cluster's secrets and token nor a typed one."""
     monkeypatch.setenv("HF_TOKEN", secret)
     cluster.run("up")
     token = cluster.world.machines["gpu01"].files["secrets/RAY_AUTH_TOKEN"].decode()
@@ -286,7 +282,7 @@ def test_no_secret_is_in_a_line(
     assert "gpu01: want" in cluster.world.verbs()
     text = json.dumps(
         [command.preamble for command in cluster.commands]
-        + [command.argv for command in cluster.held]
+        + [command.argv for command in cluster.background_commands]
     )
 
     assert "serve --model" in text
@@ -294,13 +290,13 @@ def test_no_secret_is_in_a_line(
     assert token not in text
 
 
-def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
-    """Nobody told us of it; `vlaunch lock` shows the same words."""
+def test_text_like_a_secret_is_not_in_a_line(cluster: Cluster) -> None:
+    """The value is unknown; `vlaunch lock` shows the same command line."""
     cluster.run("up")
     argv = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
     cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *argv)
     text = [command.preamble for command in cluster.commands] + [
-        item.stdin() for item in cluster.held if item.stdin
+        item.stdin() for item in cluster.background_commands if item.stdin
     ]
 
     assert "auth_token" in str(text)
@@ -308,10 +304,8 @@ def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("parts", "strict"), [(["up"], "strict"), (["down"], "lenient")])
-def test_a_full_disk_keeps_nobody_from_cleaning_up(
-    cluster: Cluster, parts: list[str], strict: str
-) -> None:
-    """Whoever builds needs the disk anyway."""
+def test_a_full_disk_does_not_stop_cleanup(cluster: Cluster, parts: list[str], strict: str) -> None:
+    """Other commands need the disk anyway."""
     if parts == ["down"]:
         cluster.run("up")
         cluster.commands.clear()

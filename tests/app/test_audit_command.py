@@ -13,7 +13,7 @@ from tests.command_line import Cluster
 
 
 def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, expected: dict[str, Answer]) -> None:
-    """Let the nodes answer the question for their trails."""
+    """Set the nodes' answers to the audit query."""
     handler = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:
@@ -34,8 +34,8 @@ def line(**changes: object) -> str:
     return json.dumps({**payload, "changes": ["starting"], **changes}) + "\n"
 
 
-def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
-    """It is the one thing that does, besides images, models, and what batches did."""
+def test_down_reports_the_remaining_trail(cluster: Cluster) -> None:
+    """Only the trail, images, models and results of batch jobs remain."""
     cluster.run("up")
     ran = cluster.run("down")
 
@@ -46,10 +46,8 @@ def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
     )
 
 
-def test_the_trails_of_all_nodes_are_read_as_one(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The newest last; what two nodes say is said once; odd lines are counted."""
+def test_trails_are_merged(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest last, repetitions once; invalid lines are counted."""
     late = line(
         at="2026-11-21T22:00:00Z",
         who="bob",
@@ -69,29 +67,28 @@ def test_the_trails_of_all_nodes_are_read_as_one(
         "2026-11-21T22:00:00Z  bob@laptop  gpu01  vlaunch down: removing; clearing",
     ]
     assert "gpu02: 1 unreadable line in its audit trail" in ran.err
-    machine = json.loads(cluster.run("audit", "--json", "--last", "1").out)
+    machine = json.loads(cluster.run("audit", "--json", "--tail", "1").out)
+    everything = json.loads(cluster.run("audit", "--json", "--tail", "all").out)
     assert [(entry["who"], entry["nodes"]) for entry in machine["entries"]] == [("bob", ["gpu01"])]
     assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
+    assert len(everything["entries"]) == 2
 
 
-def test_nodes_that_cannot_be_read_are_named(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_nodes_are_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not reached, or not readable: the rest is told, and the exit code is 1."""
-    refused = "/root/.vlaunch/audit/c.ndjson may not be read by this login"
+    refused = "/root/.vlaunch/audit/c.ndjson is not readable by this user"
     trail(cluster, monkeypatch, {"gpu01": Answer(node="gpu01", code=77, err=refused)})
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: no route to host")
     ran = cluster.run("audit")
 
     assert (ran.code, ran.out) == (1, "")
+    assert "no node has an audit entry" not in ran.err
     assert f"gpu01: cannot read its audit trail; {refused}" in ran.err
     assert "gpu02: cannot be reached: no route to host" in ran.err
 
 
-def test_what_stands_in_a_trail_draws_on_no_terminal(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does it make two lines of one."""
+def test_a_trail_is_sanitized(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control characters are removed, line breaks too."""
     wild = line(who="\x1b[2J\x9b1mx", command="a\nb\r\x07", changes=["\x1b]0;title\x07c"])
     trail(
         cluster,

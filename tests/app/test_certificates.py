@@ -50,8 +50,8 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "10.
     return str(dict(pair for part in subject for pair in part)["commonName"])
 
 
-def test_nodes_of_a_cluster_verify_each_other_by_name_and_address(tmp_path: Path) -> None:
-    """They refuse certificates of another cluster, and clients without one."""
+def test_nodes_verify_names_and_addresses(tmp_path: Path) -> None:
+    """They reject certificates of another cluster, and clients without one."""
     authority, nodes = certificates.issue_certificates(INVENTORY, NOW)
     other_authority, other_nodes = certificates.issue_certificates(INVENTORY, NOW)
     server = context(tmp_path, authority, nodes["n1"], server=True)
@@ -71,7 +71,7 @@ def test_nodes_of_a_cluster_verify_each_other_by_name_and_address(tmp_path: Path
             shake_hands(server, outsider)
 
 
-def test_a_nodes_certificate_signs_no_other(tmp_path: Path) -> None:
+def test_a_nodes_certificate_cannot_sign(tmp_path: Path) -> None:
     """A stolen key impersonates one node, not the authority."""
     authority, nodes = certificates.issue_certificates(INVENTORY, NOW)
     own = nodes["n1"].reveal().partition("-----BEGIN PRIVATE")[0]
@@ -81,7 +81,7 @@ def test_a_nodes_certificate_signs_no_other(tmp_path: Path) -> None:
         shake_hands(server, context(tmp_path, authority, nodes["n2"], server=False))
 
 
-def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+def test_an_expired_certificate_is_rejected(tmp_path: Path) -> None:
     """Certificates expire five years after they were issued."""
     authority, nodes = certificates.issue_certificates(INVENTORY, NOW.replace(year=NOW.year - 6))
     server = context(tmp_path, authority, nodes["n1"], server=True)
@@ -92,7 +92,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
 
 
 def test_private_keys_are_never_shown() -> None:
-    """Neither as a whole nor one line of them."""
+    """Neither whole nor line by line."""
     _, nodes = certificates.issue_certificates(INVENTORY, NOW)
     for pair in nodes.values():
         public, _, private = pair.reveal().partition("-----BEGIN PRIVATE KEY-----\n")

@@ -1,6 +1,4 @@
-"""Findings as lines: the worst first, equal ones folded, below what is wrong what shows it and what
-to do.
-"""
+"""Findings as lines: worst first, equal ones folded, with evidence and fix."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ def lines(*args: Finding, indent: int = 0) -> list[str]:
     ("status", "label"),
     [("pass", "PASS"), ("warn", "WARN"), ("fail", "FAIL"), ("skip", "SKIP"), ("wait", "FAIL")],
 )
-def test_each_status_has_a_word(status: Status, label: str) -> None:
-    """Meaning is not in the colour; what never came to an end has failed."""
+def test_every_status_has_a_label(status: Status, label: str) -> None:
+    """Colour alone carries no meaning; an unfinished check has failed."""
     assert lines(Finding(node="gpu01", status=status, text="it is so")) == [
         f"{label}  gpu01: it is so"
     ]
 
 
 def test_the_worst_comes_first() -> None:
-    """And the cluster's own has no node before it."""
+    """A cluster-wide finding has no node's name."""
     order: list[Status] = ["pass", "skip", "warn", "fail"]
     text = lines(*(Finding(node="", status=status, text="x") for status in order))
 
@@ -37,7 +35,7 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_equal_findings_are_one_line() -> None:
-    """Of nodes that differ in nothing but their number."""
+    """If nodes differ only in their number."""
     same = [
         Finding(node=f"gpu0{number}", status="warn", text="slow", fix="run it")
         for number in (1, 2, 4)
@@ -46,8 +44,8 @@ def test_equal_findings_are_one_line() -> None:
     assert lines(*same) == ["WARN  gpu[01-02,04]: slow", "      fix: run it"]
 
 
-def test_evidence_and_fix_stand_below_what_is_wrong() -> None:
-    """Indented with it, every line of a fix by itself, and no more evidence than can be read."""
+def test_evidence_and_fix_are_below_a_failure() -> None:
+    """Indented, fixes line by line, with a limited amount of evidence."""
     evidence = "\n".join(f"line {number}" for number in range(20))
     text = lines(
         Finding(node="a", status="fail", text="bad", evidence=evidence, fix="one\ntwo"), indent=2
@@ -58,15 +56,15 @@ def test_evidence_and_fix_stand_below_what_is_wrong() -> None:
     assert text[9:] == ["        fix: one", "        fix: two"]
 
 
-def test_good_news_has_nothing_below_it() -> None:
-    """Its evidence is nobody's concern."""
+def test_a_pass_has_no_evidence() -> None:
+    """It is of no interest."""
     assert lines(Finding(node="a", status="pass", text="well", evidence="seen", fix="none")) == [
         "PASS  a: well"
     ]
 
 
-def test_what_nodes_say_cannot_draw_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither codes nor rich's markup, in any part; a long line is not broken in a pipe."""
+def test_findings_are_sanitized(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither terminal codes nor rich markup, in any part; in a pipe long lines are not wrapped."""
     long = "word " * 300
     findings_view.print_findings(
         [Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE + long)]

@@ -1,4 +1,4 @@
-"""Hooks: which are run, when, with what, and what becomes of a command when one fails."""
+"""Hooks: selection, environment, order, and the effect of failures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,14 @@ def hook(cluster: Cluster) -> Hook:
 
 
 def ran(cluster: Cluster) -> list[str]:
-    """Return the hooks that were run, in order."""
+    """Return the hooks that have run, in order."""
     path = cluster.path.parent / "ran"
     return path.read_text().split() if path.exists() else []
 
 
 @pytest.mark.parametrize("verb", ["up", "down"])
-def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> None:
-    """Output is shown, with the hook's name; hooks of other commands do not run."""
+def test_pre_and_post_hooks(cluster: Cluster, hook: Hook, verb: str) -> None:
+    """Output is shown with the hook's name; hooks of other commands do not run."""
     for name in ("pre-up", "post-up", "pre-down", "post-down", "pre-serve", "on-failure"):
         hook(name, f"{_TELL}; echo said; echo complained >&2")
     hook("README", mode=0o644)
@@ -68,8 +69,10 @@ def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> No
     assert "hooks/pre-up.sh is ignored: rename it to pre-up" in done.err
 
 
-def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster and the command; no secret of ours, not even one that came by the environment."""
+def test_the_environment_of_a_hook(
+    cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cluster and command, but no secret, even from the launcher's environment."""
     monkeypatch.setenv("PRIVATE", "kept")
     hook("pre-up", "env; pwd; cat; echo $#")
     err = cluster.run("up").err
@@ -91,7 +94,7 @@ def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.M
 def test_a_server_hook_knows_the_model_and_the_endpoint(
     cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After it has answered; a server that only starts has not."""
+    """After the first answer; a starting server has no endpoint."""
     cluster.run("up")
     hook("pre-serve", 'echo "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT"')
     hook("post-serve", 'echo "$VLAUNCH_MODEL answers at $VLAUNCH_ENDPOINT"')
@@ -105,8 +108,8 @@ def test_a_server_hook_knows_the_model_and_the_endpoint(
     assert "post-serve: " not in again
 
 
-def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hook: Hook) -> None:
-    """The last may call `vlaunch` itself."""
+def test_post_hooks_run_without_the_lock(cluster: Cluster, hook: Hook) -> None:
+    """They may call `vlaunch`; pre-hooks run with the lock."""
     hook("pre-up", "exit 1")
     cluster.run("up")
     assert cluster.trace == ["hold", "free"]
@@ -127,10 +130,10 @@ def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hoo
         ("x", "#!/no/such/shell\n", "cannot start hook pre-up: no such file or directory"),
     ],
 )
-def test_a_pre_hook_that_fails_stops_the_command(
+def test_a_failing_pre_hook_stops_the_command(
     cluster: Cluster, hook: Hook, body: str, first: str, expected: str
 ) -> None:
-    """Before a node is even looked at."""
+    """Before any query to a node."""
     hook("pre-up", body, first=first)
     hook("post-up")
     done = cluster.run("up")
@@ -141,9 +144,7 @@ def test_a_pre_hook_that_fails_stops_the_command(
 
 
 @pytest.mark.parametrize("name", ["post-up", "on-failure"])
-def test_others_that_fail_are_told_and_change_nothing(
-    cluster: Cluster, hook: Hook, name: str
-) -> None:
+def test_other_failing_hooks_are_only_reported(cluster: Cluster, hook: Hook, name: str) -> None:
     """The exit code is the command's own."""
     hook(name, "exit 3")
     if name == "on-failure":
@@ -154,8 +155,8 @@ def test_others_that_fail_are_told_and_change_nothing(
     assert f"warning hook {name} failed with exit code 3" in done.err
 
 
-def test_a_failure_is_told_to_its_hook(cluster: Cluster, hook: Hook) -> None:
-    """With the first line of the error; the command fails as it would have."""
+def test_failure_hooks(cluster: Cluster, hook: Hook) -> None:
+    """With the first line of the error; the command's failure is unchanged."""
     hook("on-failure", 'echo "it was: $VLAUNCH_VERB: $VLAUNCH_ERROR"')
     hook("post-up")
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: no route to host")
@@ -169,7 +170,7 @@ def test_a_failure_is_told_to_its_hook(cluster: Cluster, hook: Hook) -> None:
 def test_a_wrong_request_and_a_busy_cluster_are_no_failures(
     cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was begun."""
+    """Nothing was changed."""
     hook("pre-up")
     hook("on-failure")
     cluster.lock = [Line(node="gpu01", text='held {"who": "anna"}'), Answer(node="gpu01", code=75)]
@@ -181,32 +182,30 @@ def test_a_wrong_request_and_a_busy_cluster_are_no_failures(
 
 
 @pytest.mark.parametrize("name", ["pre-up", "post-up", "on-failure"])
-def test_a_file_that_cannot_be_run_is_told_before_anything_is_touched(
-    cluster: Cluster, hook: Hook, name: str
-) -> None:
-    """Also one that would come last, and one that is a folder or leads nowhere."""
+def test_an_unusable_hook_is_reported_first(cluster: Cluster, hook: Hook, name: str) -> None:
+    """Including post-hooks, directories and dangling links."""
     path = hook(name, mode=0o644)
     done = cluster.run("up")
-    assert (done.code, cluster.asked) == (2, [])
+    assert (done.code, cluster.fleet_options) == (2, [])
     assert f"{path} is not executable" in done.err
     assert f"chmod +x {path}" in done.err
 
     path.unlink()
     path.symlink_to("nowhere")
     done = cluster.run("up")
-    assert (done.code, cluster.asked) == (2, [])
+    assert (done.code, cluster.fleet_options) == (2, [])
     assert f"{path} is not a file" in done.err
 
 
-def test_hooks_can_be_left_out(cluster: Cluster, hook: Hook) -> None:
-    """All of them, also broken ones."""
+def test_hooks_can_be_skipped(cluster: Cluster, hook: Hook) -> None:
+    """All of them, including broken ones."""
     hook("pre-up", "exit 1")
     hook("post-up", mode=0o644)
 
     assert cluster.run("up", "--no-hooks").code == 0
 
 
-def test_a_dry_run_runs_none_and_says_which_there_are(cluster: Cluster, hook: Hook) -> None:
+def test_a_dry_run_lists_hooks(cluster: Cluster, hook: Hook) -> None:
     """Beside the script, not in it."""
     hook("pre-up")
     hook("on-failure")
@@ -217,10 +216,10 @@ def test_a_dry_run_runs_none_and_says_which_there_are(cluster: Cluster, hook: Ho
     assert "hook" not in done.out
 
 
-def test_a_hook_that_calls_vlaunch_runs_no_hooks_of_its_own(
+def test_hooks_are_not_recursive(
     cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`post-up` that runs `vlaunch up` would never end."""
+    """A `post-up` hook that runs `vlaunch up` would never end."""
     hook("pre-up")
     monkeypatch.setenv("VLAUNCH_HOOK", "post-up")
     done = cluster.run("up")
@@ -229,10 +228,10 @@ def test_a_hook_that_calls_vlaunch_runs_no_hooks_of_its_own(
     assert "no hooks are run inside the hook post-up" in done.err
 
 
-def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
+def test_a_timed_out_hook_is_killed_with_its_children(
     cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that do not want to."""
+    """Including children that ignore SIGTERM."""
     seconds = processes.unique_seconds()
     monkeypatch.setattr("launcher.app.hooks.DEADLINE", 0.5)
     monkeypatch.setattr("launcher.app.hooks._GRACE", 0.2)
@@ -244,8 +243,8 @@ def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
     assert processes.disappears(seconds, within=5)
 
 
-def test_a_hook_that_prints_faster_than_it_can_be_shown_waits(tmp_path: Path, hook: Hook) -> None:
-    """Unread output would fill the memory; nothing of it is lost."""
+def test_output_of_a_hook_is_throttled(tmp_path: Path, hook: Hook) -> None:
+    """Unread output would fill the memory; no output is lost."""
     body = "head -c 1900000 /dev/zero | tr '\\0' x | fold -w 1900; touch done"
     path, done, shown = hook("pre-up", body), tmp_path / "done", list[Event]()
 
@@ -259,10 +258,10 @@ def test_a_hook_that_prints_faster_than_it_can_be_shown_waits(tmp_path: Path, ho
     assert (len(shown), done.exists()) == (1000, True)
 
 
-def test_a_child_in_the_background_does_not_hold_the_command(
+def test_a_background_child_does_not_block_the_command(
     cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook may leave something behind; it is its own."""
+    """A hook may leave a process behind."""
     monkeypatch.setattr("launcher.app.hooks._LINGER", 0.5)
     hook("pre-up", "echo $$; sleep 30 & echo $! >child; echo said")
     done = cluster.run("up")
@@ -272,10 +271,10 @@ def test_a_child_in_the_background_does_not_hold_the_command(
     assert "pre-up: said" in done.err
 
 
-def test_a_child_that_prints_after_its_hook_is_not_held_up(
+def test_late_output_of_a_child_is_discarded(
     tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody sees it any more, however much it is."""
+    """Any amount, without blocking the child."""
     monkeypatch.setattr("launcher.app.hooks._LINGER", 0.1)
     body = "(sleep 0.5; head -c 900000 /dev/zero | tr '\\0' x | fold -w 1000; touch done) &"
     path, done = hook("pre-up", body), tmp_path / "done"
@@ -285,10 +284,8 @@ def test_a_child_that_prints_after_its_hook_is_not_held_up(
     assert processes.awaited(done.exists, within=10)
 
 
-def test_ctrl_c_ends_a_hook(tmp_path: Path, cluster: Cluster, hook: Hook) -> None:
-    """With everything that it started: it has a process group of its own, so that the terminal does
-    not do it.
-    """
+def test_ctrl_c_kills_a_hook(tmp_path: Path, cluster: Cluster, hook: Hook) -> None:
+    """With its children: it has its own process group, so the terminal does not signal it."""
     seconds = processes.unique_seconds()
     hook("pre-up", f"sleep {seconds} & sleep {seconds}")
     (tmp_path / "inventory.yaml").write_text(
@@ -309,8 +306,28 @@ def test_ctrl_c_ends_a_hook(tmp_path: Path, cluster: Cluster, hook: Hook) -> Non
     assert processes.disappears(seconds, within=5)
 
 
-def test_output_that_is_no_text_and_draws(cluster: Cluster, hook: Hook) -> None:
-    """Is shown as text; a line without an end too."""
+def test_an_interrupt_while_a_hook_starts(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, hook: Hook
+) -> None:
+    """The signal arrives before `Popen` returns: the hook does not survive it."""
+    seconds = processes.unique_seconds()
+    hook("pre-up", f"sleep {seconds}")
+    start = subprocess.Popen.__init__
+
+    def start_interrupted(*args: Any, **options: Any) -> None:
+        start(*args, **options)
+        assert processes.appears(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", start_interrupted)
+        assert cluster.run("up").code == 130
+
+    assert processes.disappears(seconds, within=10)
+
+
+def test_output_is_sanitized(cluster: Cluster, hook: Hook) -> None:
+    """Including binary output, and a line without an end."""
     hook("pre-up", r"printf '\377\033[2Jx\n\rlast'")
     done = cluster.run("up")
 

@@ -1,4 +1,4 @@
-"""Search for the inventory of a command."""
+"""Search for a command's inventory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.core.errors import RequestError
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to stand in, with a state folder of its own."""
+    """An empty working directory with its own state folder."""
     present = tmp_path / "here"
     present.mkdir()
     monkeypatch.chdir(present)
@@ -22,12 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return present
 
 
-def test_the_first_that_is_named_wins(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Argument, option, environment, ./inventory.yaml, the one last brought up: each stands behind
-    the one before.
-    """
+def test_order_of_the_search(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument, option, environment, ./inventory.yaml, the last one of `vlaunch up`."""
     last = tmp_path / "last.yaml"
     last.touch()
     remember(last)
@@ -42,15 +38,15 @@ def test_the_first_that_is_named_wins(
     assert find_inventory("argument.yaml", None) == Path("argument.yaml")
 
 
-def test_what_is_named_need_not_exist() -> None:
-    """The loader says so, with the path; nothing else is taken in its place."""
+def test_a_named_inventory_need_not_exist() -> None:
+    """The loader reports the missing path; no other inventory replaces it."""
     remember(Path("other.yaml"))
 
     assert find_inventory("missing.yaml", None) == Path("missing.yaml")
 
 
-def test_an_empty_variable_names_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were not set."""
+def test_an_empty_variable_counts_as_unset(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most programs."""
     monkeypatch.setenv("VLAUNCH_INVENTORY", "")
     (folder / "inventory.yaml").touch()
 
@@ -58,22 +54,22 @@ def test_an_empty_variable_names_nothing(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_variable_may_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell has replaced `~` in it."""
+    """No shell has expanded its `~`."""
     monkeypatch.setenv("VLAUNCH_INVENTORY", "~/a.yaml")
 
     assert find_inventory(None, None) == tmp_path / "home" / "a.yaml"
 
 
 def test_naming_two_is_an_error() -> None:
-    """Naming the same one twice is not."""
+    """Naming one twice is not."""
     with pytest.raises(RequestError, match=r"two inventories given: `a.yaml` and `-i b.yaml`"):
         find_inventory("a.yaml", "b.yaml")
 
     assert find_inventory("a.yaml", "./a.yaml") == Path("a.yaml")
 
 
-def test_none_at_all_tells_where_it_looked(folder: Path) -> None:
-    """Each place in its order."""
+def test_the_error_lists_the_searched_places(folder: Path) -> None:
+    """In search order."""
     with pytest.raises(RequestError) as caught:
         find_inventory(None, None)
 
@@ -86,8 +82,8 @@ def test_none_at_all_tells_where_it_looked(folder: Path) -> None:
     ]
 
 
-def test_one_that_was_brought_up_and_is_gone_is_named(tmp_path: Path) -> None:
-    """So that the reader knows what is missing."""
+def test_a_removed_inventory_is_named(tmp_path: Path) -> None:
+    """The one last used by `vlaunch up`."""
     remember(tmp_path / "gone.yaml")
 
     with pytest.raises(RequestError) as caught:
@@ -96,8 +92,8 @@ def test_one_that_was_brought_up_and_is_gone_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'gone.yaml'}, no longer exists" in str(caught.value.evidence)
 
 
-def test_what_is_remembered_does_not_depend_on_where_one_stands(folder: Path) -> None:
-    """The path is made absolute, and the next one replaces it."""
+def test_the_remembered_path_is_absolute(folder: Path) -> None:
+    """The next one replaces it."""
     remember(Path("a.yaml"))
     assert remembered() == folder / "a.yaml"
 
@@ -105,7 +101,7 @@ def test_what_is_remembered_does_not_depend_on_where_one_stands(folder: Path) ->
     assert remembered() == folder / "b.yaml"
 
 
-def test_a_state_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+def test_an_unwritable_state_folder_is_no_failure(tmp_path: Path) -> None:
     """The cluster is up all the same."""
     (tmp_path / "state").write_text("a file where a folder should be")
 

@@ -1,4 +1,4 @@
-"""The lock's own programs, run on this machine, and how their answers are read."""
+"""The lock's programs, run locally, and parsers of their answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def start(state: Path, path: Path | None = None, wait: float = 0) -> subprocess.Popen[bytes]:
-    """Start a holder; it ends with its standard input."""
+    """Start a holder; it exits with its standard input."""
     env = {**os.environ, **({"PATH": str(path)} if path else {})}
     argv = lock.hold_argv(str(state), "c", wait)
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it may have ended at once
+    with contextlib.suppress(BrokenPipeError):  # it may have exited already
         process.stdin.write(lock.encode_owner("anna", "laptop", "vlaunch up"))
     return process
 
@@ -50,7 +50,7 @@ def read_output(process: subprocess.Popen[bytes]) -> str:
     return process.stdout.readline().decode().strip()
 
 
-def look(state: Path, path: Path | None = None) -> Answer:
+def query_lock(state: Path, path: Path | None = None) -> Answer:
     env = {**os.environ, **({"PATH": str(path)} if path else {})}
     done = subprocess.run(
         lock.status_argv(str(state), "c"), env=env, capture_output=True, text=True, check=False
@@ -60,13 +60,13 @@ def look(state: Path, path: Path | None = None) -> Answer:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("flock", [True, False])
-def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path) -> None:
-    """With `flock`, or with Python's where there is none; only its owner may read who it is."""
+def test_the_lock_lasts_until_the_input_ends(flock: bool, tmp_path: Path, path: Path) -> None:
+    """With `flock`, or Python's where that is missing; only the owner may read the file."""
     (path / "python3").symlink_to(Path(sys.executable).resolve())
     where = None if flock else path
     with start(tmp_path / "s", where) as holder:
         assert read_output(holder) == "locked"
-        owner = lock.parse_status(look(tmp_path / "s", where))
+        owner = lock.parse_status(query_lock(tmp_path / "s", where))
         assert owner is not None
         assert (owner.who, owner.host, owner.command, owner.pid) == (
             "anna",
@@ -76,14 +76,14 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
         )
         assert stat.S_IMODE((tmp_path / "s/locks/c").stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "s/locks").stat().st_mode) == 0o700
-        # Docker, which may be somebody else, must get to what it mounts.
+        # Docker, perhaps as another user, must have access to its mounts.
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o755
-    assert lock.parse_status(look(tmp_path / "s", where)) is None
+    assert lock.parse_status(query_lock(tmp_path / "s", where)) is None
 
 
 @pytest.mark.processes
-def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: Path) -> None:
-    """Rather than to lock nothing."""
+def test_a_head_without_flock_and_python(tmp_path: Path, path: Path) -> None:
+    """An error, instead of no lock."""
     with start(tmp_path / "s", path) as holder:
         assert holder.wait(10) == lock.MISSING
         assert holder.stderr is not None
@@ -91,8 +91,8 @@ def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: 
 
 
 @pytest.mark.processes
-def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
-    """And which of the two it was that got it."""
+def test_the_loser_gets_the_winners_name(tmp_path: Path) -> None:
+    """Exactly one of two gets the lock."""
     with start(tmp_path) as first:
         assert read_output(first) == "locked"
         with start(tmp_path) as second:
@@ -101,8 +101,8 @@ def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> None:
-    """Its set-group-ID bit is how an administrator says so."""
+def test_files_of_a_shared_folder_belong_to_its_group(tmp_path: Path) -> None:
+    """Administrators share a folder with its set-group-ID bit."""
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks").chmod(0o2770)
     with start(tmp_path) as holder:
@@ -111,13 +111,11 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
 
 
 @pytest.mark.processes
-def test_another_process_is_never_ended(tmp_path: Path) -> None:
-    """The file may name one that has nothing to do with the lock; nor is anybody ended when the
-    owner has changed.
-    """
+def test_other_processes_are_never_killed(tmp_path: Path) -> None:
+    """The file may name an unrelated process; nor is a new owner killed."""
     with start(tmp_path) as holder, subprocess.Popen(["sleep", "60"]) as other:
         assert read_output(holder) == "locked"
-        owner = lock.parse_status(look(tmp_path))
+        owner = lock.parse_status(query_lock(tmp_path))
         assert owner is not None
         wrong = owner.raw.replace(f'"pid": {holder.pid}', f'"pid": {other.pid}')
         for written, requests, label in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
@@ -132,8 +130,8 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
-    """A waiting process may get the lock first and keeps it; the lock is broken all the same."""
+def test_a_waiting_process_may_get_a_broken_lock(tmp_path: Path) -> None:
+    """It keeps it; breaking has succeeded nevertheless."""
     slow = tmp_path / "bin"
     slow.mkdir()
     (slow / "flock").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("flock")} "$@"\n')
@@ -143,7 +141,7 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
         assert read_output(holder) == "locked"
         waiter = later.enter_context(start(tmp_path, wait=60))
         assert read_output(waiter).startswith("held {")
-        owner = lock.parse_status(look(tmp_path))
+        owner = lock.parse_status(query_lock(tmp_path))
         assert owner is not None
         argv = lock.break_argv(str(tmp_path), "c", owner)
         done = subprocess.run(
@@ -160,8 +158,8 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
-    """The holder's process stands in the same line, and `lock --break` needs it."""
+def test_a_long_command_is_cut() -> None:
+    """The holder's process stands in the same line, and `lock break` needs it."""
     text = lock.encode_owner("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
 
     assert len(text) < 3900
@@ -170,8 +168,8 @@ def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("pid", [0, 1, -1])
-def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
-    """Zero would be everything in our own group, and minus one everything there is."""
+def test_invalid_process_numbers(pid: int, tmp_path: Path) -> None:
+    """Zero is our own process group, and -1 all processes."""
     with start(tmp_path) as holder:
         assert read_output(holder) == "locked"
         argv = lock.break_argv(str(tmp_path), "c", Owner(pid=pid, raw="x"))
@@ -186,8 +184,8 @@ def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
         st.sampled_from(["who", "pid", "since", "host"]), st.integers() | st.text()
     ).map(str)
 )
-def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
-    """Its process is one that may be ended, or none."""
+def test_any_content_of_the_file(text: str) -> None:
+    """Its process may be killed, or is none."""
     owner = lock.parse_owner(text)
 
     assert owner.pid == 0 or owner.pid > 1
@@ -196,27 +194,27 @@ def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("pid", ["true", "1", "0", "-1", '"7"', "4294967296", "1e3"])
-def test_a_process_that_cannot_be(pid: str) -> None:
-    """Is none."""
+def test_impossible_process_numbers(pid: str) -> None:
+    """They are none."""
     assert lock.parse_owner(f'{{"who": "a", "pid": {pid}}}').pid == 0
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("code", "out"), [(0, "what"), (1, "free\n"), (255, ""), (0, "")])
-def test_an_answer_that_says_nothing_is_not_free(code: int, out: str) -> None:
-    """Nobody is told that they may go on."""
+def test_an_empty_answer_is_an_error(code: int, out: str) -> None:
+    """It must not count as a free lock."""
     with pytest.raises(UnreadableAnswer):
         lock.parse_status(Answer(node="gpu01", code=code, out=out, err="why"))
 
 
 def text_of(pid: int) -> str:
-    """Return what the process would say of itself."""
+    """Return a process's own description."""
     place = lock.identify_process().rpartition(":")[0].rpartition(":")[0]
     return f"{place}:{pid}:{lock._start_time(pid)}"
 
 
-def test_one_that_lives_is_not_dead() -> None:
-    """We ourselves, and a child."""
+def test_a_running_launcher_is_alive() -> None:
+    """This process, and a child."""
     with subprocess.Popen(["sleep", "60"]) as child:
         assert (
             lock.process_ended(lock.identify_process()),
@@ -225,10 +223,8 @@ def test_one_that_lives_is_not_dead() -> None:
         child.kill()
 
 
-def test_one_that_has_ended_is_dead() -> None:
-    """Also while nobody has asked for its exit code, and when its number belongs to another one by
-    now.
-    """
+def test_an_exited_launcher_is_dead() -> None:
+    """Even as a zombie, and if its number was reused."""
     with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE) as child:
         text = text_of(child.pid)
         child.kill()
@@ -239,10 +235,8 @@ def test_one_that_has_ended_is_dead() -> None:
     assert lock.process_ended(f"{lock.identify_process().rpartition(':')[0]}:1")
 
 
-def test_where_others_processes_are_hidden_nobody_is_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With `hidepid` a launcher of another user looks as if it had ended."""
+def test_with_hidepid_no_launcher_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `hidepid`, other users' processes appear to have exited."""
     text = lock.identify_process()
     for name in ("sys/kernel/random", "self/ns"):
         (tmp_path / name).mkdir(parents=True)
@@ -269,8 +263,8 @@ def test_where_others_processes_are_hidden_nobody_is_dead(
         "{place}:-1:2",
     ],
 )
-def test_of_others_nothing_is_known(text: str) -> None:
-    """Another machine, an earlier start of this one, another container, or no words of ours."""
+def test_unknown_launchers(text: str) -> None:
+    """Another machine, an earlier boot, another container, or invalid text."""
     place = lock.identify_process().rpartition(":")[0].rpartition(":")[0]
 
     assert not lock.process_ended(text.replace("{place}", place))

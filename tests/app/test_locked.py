@@ -1,6 +1,4 @@
-"""The lock around what changes the cluster: who takes it and when, who waits, and, with real
-processes on this machine, that it never outlives its owner.
-"""
+"""The cluster lock around commands: acquisition, waits, and, with real local processes, release."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
 from launcher.ssh.fleet import Line
-from tests.command_line import ANNA, Cluster, held
+from tests.command_line import ANNA, Cluster, is_locked
 from tests.ssh import processes
 
 pytestmark = pytest.mark.processes
@@ -30,15 +28,10 @@ def busy(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]]
+    "parts", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "remove", "x"]]
 )
-def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
-    up: Cluster, parts: list[str]
-) -> None:
-    """Plans depend on what is seen; what is seen must not change any more.
-
-    It is given back at the end.
-    """
+def test_changes_lock_before_the_first_query(up: Cluster, parts: list[str]) -> None:
+    """The plan depends on the queries. The lock is released at the end."""
     up.run(*parts)
 
     assert up.trace[0] == "hold"
@@ -57,17 +50,17 @@ def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
         ["serve", "--dry-run", "--model=m"],
     ],
 )
-def test_whoever_only_looks_takes_none(up: Cluster, parts: list[str]) -> None:
-    """Also while another one works."""
+def test_queries_take_no_lock(up: Cluster, parts: list[str]) -> None:
+    """Even while another operator works."""
     busy(up)
     up.run(*parts)
 
-    assert up.held == []
+    assert up.background_commands == []
     assert up.commands
 
 
-def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may work on the cluster while a model loads."""
+def test_a_start_is_awaited_without_the_lock(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may work while a model loads."""
 
     def wait(*_: object, **__: object) -> tuple[int, list[str]]:
         up.trace.append("wait")
@@ -82,7 +75,7 @@ def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.M
 
 
 def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
-    """User, host, time and command; and the fix."""
+    """User, host, time and command, and the fix."""
     busy(up)
     ran = up.run("up")
 
@@ -92,7 +85,7 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
         " 2026-11-21T21:00:05Z (`vlaunch up`)" in ran.err
     )
     assert "hint: wait for it: `--lock-wait 600`" in ran.err
-    assert "vlaunch lock --break" in ran.err
+    assert "vlaunch lock break" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -104,7 +97,7 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
     ],
 )
 def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster, extra: str, parts: list[str]) -> None:
-    """With the owner's name, and then the command goes on: the longer of flag and key counts."""
+    """With the owner's name, then the command continues: the longer of flag and key counts."""
     up.lock = [Line(node="gpu01", text=f"held {ANNA}"), Line(node="gpu01", text="locked")]
     up.path.write_text(extra + up.path.read_text())
     ran = up.run("up", *parts)
@@ -118,8 +111,8 @@ def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster, extra: str, parts:
     )
 
 
-def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
-    """Whoever may write the file is a stranger."""
+def test_the_owners_name_is_sanitized(up: Cluster) -> None:
+    """Any user with write access may have written the file."""
     wild = json.dumps({"who": "\x1b[2Ja", "host": "b\x07", "since": "\x9b1m", "command": "c"})
     up.lock = [Line(node="gpu01", text=f"held {wild}"), Answer(node="gpu01", code=75)]
     ran = up.run("up")
@@ -136,7 +129,7 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
             "Read-only file system",
         ),
         (
-            Answer(node="gpu01", code=69, err="neither flock nor python3 is there"),
+            Answer(node="gpu01", code=69, err="neither flock nor python3 is installed"),
             "apt-get install util-linux",
         ),
         (
@@ -145,10 +138,8 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
         ),
     ],
 )
-def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
-    up: Cluster, answer: Answer, text: str
-) -> None:
-    """`down` goes as far as it can, and says what it goes without."""
+def test_without_a_lock_only_cleanup_continues(up: Cluster, answer: Answer, text: str) -> None:
+    """`down` continues without the lock, and reports it."""
     up.lock = [answer]
     ran = up.run("up")
 
@@ -162,8 +153,8 @@ def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
     assert "continuing without the lock" in ran.err
 
 
-def test_what_a_head_complains_of_is_the_evidence(up: Cluster) -> None:
-    """A read-only file system, for one: the program that takes the lock says so before it ends."""
+def test_the_heads_error_is_the_evidence(up: Cluster) -> None:
+    """A read-only file system, for example: the lock's program prints it before it exits."""
     text = "mkdir: cannot create directory '/root/.vlaunch': Read-only file system"
     up.lock = [Line(node="gpu01", text=text, error=True), Answer(node="gpu01", code=73)]
     ran = up.run("up")
@@ -172,10 +163,10 @@ def test_what_a_head_complains_of_is_the_evidence(up: Cluster) -> None:
     assert text in ran.err
 
 
-def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
+def test_a_head_without_a_valid_answer_is_not_awaited(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it prints, and if it prints nothing."""
+    """For any output, or none."""
     monkeypatch.setattr("launcher.app.locked._ANSWER_SECONDS", 0.05)
     up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
     ran = up.run("up")
@@ -185,20 +176,18 @@ def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
 
 
 def test_down_without_its_head_takes_no_lock(up: Cluster) -> None:
-    """The others are cleaned all the same."""
+    """The other nodes are cleaned all the same."""
     up.missing["gpu01"] = ConnectError("gpu01", "cannot be reached: no route to host")
     ran = up.run("down")
 
-    assert (ran.code, up.held) == (1, [])
+    assert (ran.code, up.background_commands) == (1, [])
     assert {command.node for command in up.world.changes} == {"gpu02"}
     assert "continuing without the lock (cannot connect to gpu01)" in ran.err
 
 
 @pytest.mark.parametrize("verb", ["up", "down"])
-def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
-    cluster: Cluster, verb: str
-) -> None:
-    """Also one that would clean as far as it can: somebody else works there now."""
+def test_a_lost_lock_stops_the_command(cluster: Cluster, verb: str) -> None:
+    """Before its next step, even in a cleanup: another operator may have the lock."""
     if verb == "down":
         assert cluster.run("up").code == 0
     cluster.world.changes.clear()
@@ -207,7 +196,9 @@ def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
     def losing(command: Command) -> Answer | None:
         answer = handler(command)
         if cluster.world.changes:
-            cluster.holders[-1].over = Answer(node="gpu01", code=255, err="the connection was lost")
+            cluster.background[-1].over = Answer(
+                node="gpu01", code=255, err="the connection was lost"
+            )
         return answer
 
     cluster.world.answer = losing  # type: ignore[method-assign]
@@ -215,21 +206,21 @@ def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
 
     assert ran.code == 1
     assert "lost the cluster's lock with the connection; stopped before the next step" in ran.err
-    # All of the wave that was on its way, and nothing after it.
+    # All of the wave in progress, and no later one.
     assert len({command.node for command in cluster.world.changes}) == len(cluster.world.changes)
 
 
 def test_lock_and_audit_cost_one_round_trip(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock one command on the head; the lines none, for they travel with the first step."""
-    cluster.run("up")  # asks the image what is in it, once and for all
+    """The lock is one command on the head; audit lines travel with the first step."""
+    cluster.run("up")  # probes the image once
     cluster.run("down")
-    for saved in (cluster.trace, cluster.held, cluster.commands):
+    for saved in (cluster.trace, cluster.background_commands, cluster.commands):
         saved.clear()
     cluster.run("up")
     with_lines = cluster.trace.count("run")
-    assert (cluster.trace.count("hold"), len(cluster.held)) == (1, 1)
+    assert (cluster.trace.count("hold"), len(cluster.background_commands)) == (1, 1)
     assert any(command.preamble for command in cluster.commands)
     cluster.run("down")
     cluster.trace.clear()
@@ -240,11 +231,13 @@ def test_lock_and_audit_cost_one_round_trip(
 
 
 def test_two_launchers_at_once(
-    here: Path, launch: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+    local_cluster: Path,
+    launch: Callable[..., subprocess.Popen[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One works; the other is refused with its name, or waits for it."""
+    """One works; the other is rejected with the owner's name, or waits."""
     first = launch("stop")
-    assert processes.awaited((here / "asked").exists)
+    assert processes.awaited((local_cluster / "asked").exists)
 
     assert run_command(["stop"]) == 1
     err = capsys.readouterr().err
@@ -256,39 +249,41 @@ def test_two_launchers_at_once(
     second = launch("stop", "--lock-wait", "60", user="bob")
     assert second.stderr is not None
     assert any("waiting: the cluster's lock, held by anna@" in line for line in second.stderr)
-    (here / "go").touch()
+    (local_cluster / "go").touch()
 
     assert (first.wait(30), second.wait(30)) == (0, 0)
-    assert not held(capsys)
+    assert not is_locked(capsys)
 
 
 def test_a_killed_launcher_frees_the_lock(
-    here: Path, launch: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+    local_cluster: Path,
+    launch: Callable[..., subprocess.Popen[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By itself, for the kernel holds it; what it wrote of itself stays, and misleads nobody."""
+    """The kernel releases it; the text in the file stays, without effect."""
     first = launch("stop")
-    assert processes.awaited((here / "asked").exists)
-    assert held(capsys)
+    assert processes.awaited((local_cluster / "asked").exists)
+    assert is_locked(capsys)
     first.send_signal(signal.SIGKILL)
 
-    assert processes.awaited(lambda: not held(capsys), within=20)
-    assert "anna" in (here / "state/locks/c").read_text()
-    (here / "go").touch()
+    assert processes.awaited(lambda: not is_locked(capsys), within=20)
+    assert "anna" in (local_cluster / "state/locks/c").read_text()
+    (local_cluster / "go").touch()
     assert run_command(["stop"]) == 0
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_lock_that_a_dead_launcher_of_this_machine_left_is_taken_over(
-    alive: bool, here: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dead_local_launchers_lock_is_taken_over(
+    alive: bool, local_cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The head may still hold its connection, for nobody has told it; of a launcher that lives
-    nothing is taken.
-    """
-    (here / "go").touch()
+    """The head may not have noticed its closed connection; a running launcher keeps the lock."""
+    (local_cluster / "go").touch()
     with subprocess.Popen(["true"]) as ended:
         gone = lock.identify_process().replace(f":{os.getpid()}:", f":{ended.pid}:")
     pipe = subprocess.PIPE
-    with subprocess.Popen(lock.hold_argv(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
+    with subprocess.Popen(
+        lock.hold_argv(f"{local_cluster}/state", "c"), stdin=pipe, stdout=pipe
+    ) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         holder.stdin.write(
             lock.encode_owner(

@@ -1,4 +1,4 @@
-"""Options that are keys of the inventory."""
+"""Options that are keys of the inventory, and types of options."""
 
 from __future__ import annotations
 
@@ -38,11 +38,34 @@ def test_an_option_has_the_type_and_the_bounds_of_its_key(argv: Any, kind: Any) 
     assert repr(make_option(*argv).type) == repr(kind)
 
 
-def test_an_option_is_explained_as_its_key_is() -> None:
-    """A default can be added; a text of its own replaces the key's."""
+def test_an_option_has_its_keys_description() -> None:
+    """A default can be added; its own text replaces the key's."""
     assert make_option(ServeDefaults, "model").help == "Model to serve."
     assert (
         make_option(ServeDefaults, "model", default="none").help
         == "Model to serve (default: none)."
     )
     assert make_option(ServeDefaults, "model", help="Other.").help == "Other."
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("0.5", 0.5), ("1.5h", 5400), ("1h30m", 5400), ("2D", 172800), (" 10s ", 10)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    """With units, or plain seconds."""
+    assert options.Duration("0.5s").convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, "is not a duration such as") for text in ("", "x", "-1", "10x", "1h30", "inf")),
+        ("59", "is too short: at least 1m"),
+        ("25h", "is too long: at most 1d"),
+    ],
+)
+def test_texts_that_are_no_duration(text: str, expected: str) -> None:
+    """Bounds are written as durations too."""
+    with pytest.raises(click.BadParameter, match=expected):
+        options.Duration("1m", "1d").convert(text, None, None)

@@ -1,4 +1,4 @@
-"""Events as people and machines see them."""
+"""Events for people and for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\rover\x08"
-# A run with everything in it that a run can say.
+# A run with all kinds of events.
 EVENTS = (
     Event(kind="stage", stage="connect", text="Connect to 3 nodes", state="running"),
     Event(
@@ -84,9 +84,7 @@ def shown(to: progress.Printer, *events: Event) -> None:
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for what is new; the repeated wait and what only starts are left out; standard
-    output stays empty.
-    """
+    """A line per new event; repeated waits and starts are omitted; standard output stays empty."""
     shown(progress.PlainLines(), *EVENTS)
     out, err = capsys.readouterr()
 
@@ -95,7 +93,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every event is one object on standard output; standard error stays empty."""
+    """An event is one object on standard output; standard error stays empty."""
     shown(progress.JsonLines(), *EVENTS)
     out, err = capsys.readouterr()
 
@@ -104,17 +102,28 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     golden.check(GOLDEN / "events.jsonl", out)
 
 
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands whose output is data do not talk."""
-    shown(progress.make_printer(quiet=True), *EVENTS)
+def test_a_silent_printer_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """For commands whose output is data."""
+    shown(progress.make_printer(silent=True, quiet=True), *EVENTS)
 
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(
+def test_quiet_shows_warnings_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    """No progress, and no success."""
+    shown(progress.make_printer(quiet=True), *EVENTS)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "  warning gpu03: the driver is old",
+        "  warning no secret HF_TOKEN: gated models cannot be read",
+        "  failed gpu01: asking again (3.0s)",
+    ]
+
+
+def test_choice_of_the_display(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Decided by standard error, where the talk goes; JSON wins over both."""
+    """By standard error: plain lines in a pipe, else a live display; JSON wins over both."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -124,11 +133,11 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert isinstance(progress.make_printer(), progress.LiveLines)
     assert isinstance(progress.make_printer(as_json=True), progress.JsonLines)
-    assert isinstance(progress.make_printer(quiet=True), progress.SilentPrinter)
+    assert isinstance(progress.make_printer(silent=True), progress.SilentPrinter)
 
 
 def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scrolled lines stay: each stage, each end of a step, each finding."""
+    """Stages, ends of steps, and findings stay in the scrollback."""
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
     shown(progress.LiveLines(), *EVENTS)
@@ -145,10 +154,10 @@ def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.Monk
     assert "asking again" in lines
 
 
-def test_a_live_display_in_a_narrow_terminal_keeps_one_row_for_each_line(
+def test_a_live_display_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A row that wraps cannot be redrawn in place."""
+    """A wrapped row cannot be redrawn in place."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setenv("COLUMNS", "40")
     live = progress.LiveLines()
@@ -170,10 +179,10 @@ def test_a_live_display_in_a_narrow_terminal_keeps_one_row_for_each_line(
 
 
 @pytest.mark.parametrize("kind", ["step", "finding", "note", "warning", "wait", "done", "stage"])
-def test_what_nodes_say_cannot_draw_on_the_terminal(
+def test_events_are_sanitized(
     kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Escape sequences and control characters are taken out, on every way to a terminal."""
+    """Escape sequences and control characters are removed in all displays."""
     event = Event(
         kind=kind,
         stage="s",
@@ -192,10 +201,10 @@ def test_what_nodes_say_cannot_draw_on_the_terminal(
         assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(text)
 
 
-def test_good_news_held_back_for_a_node_that_failed_is_told_at_the_end(
+def test_delayed_passes_are_shown_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Folding must not lose what a node has done."""
+    """Folding must not drop a node's results."""
     running = [
         Event(kind="step", stage="s", node=node, text="building", state="running")
         for node in ("a1", "a2")
@@ -210,10 +219,8 @@ def test_good_news_held_back_for_a_node_that_failed_is_told_at_the_end(
     assert capsys.readouterr().err == "  failed a2: building (2.0s)\n  ok a1: building (1.0s)\n"
 
 
-def test_a_wait_goes_on_while_nothing_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gate that asks for minutes says nothing meanwhile: its time is what it told plus what has
-    passed since.
-    """
+def test_the_clock_of_a_wait_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate may wait for minutes without an event: the time since the last one is added."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     now = 100.0
     live = progress.LiveLines(clock=lambda: now)

@@ -1,4 +1,4 @@
-"""Tables in which packages register commands and options."""
+"""Registries of commands and options."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from launcher.app import registry
 from launcher.app.registry import Workload, workloads
 
 
-def test_commands_of_all_packages_have_places_of_their_own() -> None:
-    """No name and no position in the help is used twice."""
+def test_commands_are_unique() -> None:
+    """By name, and by position in the help."""
     rows = registry.entries("COMMANDS")
 
     assert {package for package, _, _ in rows} > {"launcher.lab", "launcher.serving"}
@@ -18,16 +18,16 @@ def test_commands_of_all_packages_have_places_of_their_own() -> None:
 
 
 def test_options_of_optional_packages() -> None:
-    """They are added to the command that is named, and to no other."""
+    """They are added to the named command only."""
 
     def command() -> None: ...
 
     assert registry.extend_options("stop")(command) is command
-    names = [option.name for option in registry.extend_options("batch")(command).__click_params__]  # type: ignore[attr-defined]
-    assert "export" in names
+    names = [option.name for option in registry.extend_options("serve")(command).__click_params__]  # type: ignore[attr-defined]
+    assert "recipe" in names
 
 
-def test_jobs_that_features_register_have_the_functions_of_their_protocol() -> None:
+def test_registered_jobs_implement_the_protocol() -> None:
     """With the same parameters."""
     names = [name for name in vars(Workload) if not name.startswith("_")]
     parameters = {name: [*inspect.signature(getattr(Workload, name)).parameters] for name in names}

@@ -1,6 +1,4 @@
-"""`--dry-run` prints what the run sends: the script is executed here, and what it sends is compared
-with the run's own.
-"""
+"""Scripts of `--dry-run`, executed locally and compared with real runs."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ from tests.plan_case import Case
 
 pytestmark = pytest.mark.processes
 
-# Takes the place of everything that reaches a node. What `ssh` was given is read by a POSIX shell,
-# as on the other side.
+# Replaces everything that reaches a node. A POSIX shell parses the arguments of `ssh`, as on a
+# node.
 _STUB = """#!/bin/sh
 PATH=/usr/bin:/bin
 name=${0##*/} options=
@@ -50,7 +48,7 @@ echo "$file" >>"$SENT/order"
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """One command that the script sent."""
+    """A command sent by the script."""
 
     login: str
     options: str
@@ -59,7 +57,7 @@ class Sent:
 
 
 class Shell:
-    """Runs scripts with everything that would reach a node recorded instead."""
+    """Runs scripts and records every command that would reach a node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.out = folder, folder / "bin", folder / "sent"
@@ -68,7 +66,7 @@ class Shell:
         for name in ("ssh", "sh", "docker", "sudo"):
             (self.bin / name).write_text(_STUB)
             (self.bin / name).chmod(0o755)
-        # `vlaunch payload` itself is tested with the command line; its bytes are these.
+        # `vlaunch payload` has its own test.
         (folder / "payload.tar").write_bytes(node_files.payload_tar())
         (self.bin / "vlaunch").write_text(
             f'#!/bin/sh\n[ "$*" = payload ] && exec cat {folder}/payload.tar\n'
@@ -76,9 +74,7 @@ class Shell:
         (self.bin / "vlaunch").chmod(0o755)
 
     def run(self, text: str, *, fail: str = "-", piped: bool = False) -> tuple[int, list[Sent]]:
-        """Execute a script from another folder and return its exit code and what it sent, in
-        order.
-        """
+        """Execute a script in another folder; return exit code and sent commands, in order."""
         path = self.folder / "script.sh"
         path.write_text(text)
         env = {
@@ -123,7 +119,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """A shell that reaches nothing."""
+    """A shell that reaches no node."""
     return Shell(tmp_path / "elsewhere")
 
 
@@ -134,16 +130,14 @@ def _open(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
 
 def test_the_script_is_as_expected(opened: Case) -> None:
-    """Each case folder holds the script that must come of it."""
+    """Case folders have the expected script."""
     text = render_script(opened.inventory, opened.plans()).replace(str(opened.folder), "FOLDER")
 
     golden.check(case.CASES / opened.name / "expected.sh", text)
 
 
-def test_the_script_sends_what_the_run_sends(opened: Case, shell: Shell) -> None:
-    """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates
-    change nothing.
-    """
+def test_the_script_sends_the_same_commands(opened: Case, shell: Shell) -> None:
+    """The same argv and standard input to the same nodes, wave by wave; gates change nothing."""
     plans = opened.plans()
     code, by_script = shell.run(render_script(opened.inventory, plans))
     if opened.observed.get("offline"):
@@ -204,10 +198,8 @@ def test_the_script_issues_valid_certificates(
     assert certificates.renewal_reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
 
 
-def test_the_script_is_valid_and_holds_no_secret(opened: Case) -> None:
-    """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values
-    against.
-    """
+def test_the_script_is_valid_and_has_no_secret(opened: Case) -> None:
+    """`bash -n` accepts it; it has neither values of secrets nor hashes of them."""
     text = render_script(opened.inventory, opened.plans())
     done = subprocess.run(
         ["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False
@@ -220,7 +212,7 @@ def test_the_script_is_valid_and_holds_no_secret(opened: Case) -> None:
 def test_a_failing_step_stops_the_script(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
+    """As in a run: its wave finishes, and later waves are not sent."""
     result = _open("cpu-derived-image", tmp_path, monkeypatch)
     plans = result.plans()
     code, sent = shell.run(render_script(result.inventory, plans), fail="192.0.2.12")
@@ -237,9 +229,7 @@ def test_a_failing_step_stops_the_script(
 def test_the_script_can_be_piped_into_bash(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own
-    input.
-    """
+    """`vlaunch up --dry-run | bash`: no command may consume the script as its input."""
     result = _open("cpu-derived-image", tmp_path, monkeypatch)
     text = render_script(result.inventory, result.plans())
     code, sent = shell.run(text, piped=True)
@@ -248,10 +238,10 @@ def test_the_script_can_be_piped_into_bash(
     assert len(sent) == sum(len(plan.steps) for plan in result.plans())
 
 
-def test_a_secret_from_a_command_is_one_command_in_the_script_too(
+def test_a_secrets_command_is_quoted(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run gives the words to the program, not to a shell; so must the script."""
+    """The run does not use a shell for it; nor must the script."""
     result = _open("secrets-of-every-source", tmp_path, monkeypatch)
     path = result.folder / "inventory.yaml"
     path.write_text(path.read_text().replace("printenv EXTRA", "echo first && echo second"))
@@ -262,10 +252,10 @@ def test_a_secret_from_a_command_is_one_command_in_the_script_too(
     assert by_script == [result.secrets["EXTRA"].reveal().encode()]
 
 
-def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
+def test_a_script_with_an_existing_head_reuses_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker with another token than its head cannot join; the head's is there to be read."""
+    """A worker with another token than its head cannot join."""
     saved = _open("dead-worker", tmp_path, monkeypatch)
     fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
 
@@ -273,10 +263,8 @@ def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
     assert "openssl" in render_script(fresh.inventory, fresh.plans())
 
 
-def test_notes_stand_in_the_script_as_comments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A note that spans lines must not become a command."""
+def test_notes_are_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a note must not become a command."""
     result = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
     plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
     lines = render_script(result.inventory, [plan]).splitlines()
@@ -285,7 +273,7 @@ def test_notes_stand_in_the_script_as_comments(
 
 
 def _is_certificate(sent: Sent) -> bool:
-    """Return whether a command stores a certificate, which is different in every run."""
+    """Return whether a command stores a certificate; those differ in every run."""
     return {"store", "extend"} & {*sent.argv} != set() and sent.argv[
         -1
     ] in certificates.SECRET_NAMES
@@ -315,7 +303,7 @@ def _login(inventory: Inventory, name: str) -> tuple[str, str]:
 
 
 def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
-    """Cut what was sent into the plans' waves, each sorted: inside a wave the order is free."""
+    """Split sent commands into the plan's waves, sorted: their order is free."""
     sizes = [
         len(wave) for plan in plans for stage in plan.stages for wave in split_waves(stage.steps)
     ]
@@ -326,10 +314,10 @@ def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
     return [*waves, rest]
 
 
-def test_words_reach_a_posix_shell_whatever_is_in_them(
+def test_arguments_are_quoted_for_a_posix_shell(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a locale that does not know their letters, quotes and line breaks among them."""
+    """Quotes, line breaks, and characters outside the locale."""
     result = _open("nothing-changed", tmp_path, monkeypatch)
     node = result.inventory.head.name
     argv = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")

@@ -1,4 +1,4 @@
-"""Secrets are fetched where the launcher runs, all or none, and never shown."""
+"""Secrets from the launcher's machine: all or none, and never shown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def _file(path: Path, content: str | bytes, mode: int = 0o600) -> Path:
 
 
 def _python(path: Path, program: str) -> SecretSource:
-    """A command that runs `program`; its text is in a file, so that the command line holds no
-    secret.
-    """
+    """Return a command that runs `program` from a file, to keep secrets off the command line."""
     path.write_text(program)
     return SecretSource(command=f"{sys.executable} {path}")
 
@@ -51,21 +49,21 @@ def _ends(pid: int) -> bool:
 
 
 def test_from_an_environment_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As it is."""
+    """Unchanged."""
     monkeypatch.setenv("MINE", VALUE)
 
     assert resolve({"HF_TOKEN": SecretSource(env="MINE")}, tmp_path) == {"HF_TOKEN": Secret(VALUE)}
 
 
 def test_from_a_file_beside_the_inventory(tmp_path: Path) -> None:
-    """Without the line break that editors leave at the end."""
+    """Without the final line break of editors."""
     _file(tmp_path / "key", f"{VALUE}\n")
 
     assert resolve({"A": SecretSource(file="key")}, tmp_path) == {"A": Secret(VALUE)}
 
 
 def test_from_a_file_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`~` is the home of whoever runs the launcher."""
+    """`~` is the launcher's home."""
     _file(tmp_path / "key", VALUE)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -73,7 +71,7 @@ def test_from_a_file_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_from_a_command(tmp_path: Path) -> None:
-    """Its words are split as a shell would, but no shell runs."""
+    """Split as in a shell, but run without one."""
     (tmp_path / "a b").write_text(f"print('{VALUE}')")
 
     result = resolve(
@@ -83,8 +81,8 @@ def test_from_a_command(tmp_path: Path) -> None:
     assert result == {"A": Secret(VALUE)}
 
 
-def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
-    """A command that reads finds the end of its input."""
+def test_commands_have_no_terminal(tmp_path: Path) -> None:
+    """A command that reads gets the end of its input."""
     source = _python(
         tmp_path / "p.py", f"import sys; print('{VALUE}' if sys.stdin.read() == '' else 'no')"
     )
@@ -92,8 +90,8 @@ def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
     assert resolve({"A": source}, tmp_path) == {"A": Secret(VALUE)}
 
 
-def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And the request is what was wrong."""
+def test_all_failures_are_reported_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As mistakes of the request."""
     monkeypatch.delenv("MISSING", raising=False)
     sources = {
         "A": SecretSource(env="MISSING"),
@@ -114,10 +112,8 @@ def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o601])
-def test_a_file_that_others_can_use_is_refused_with_the_command_that_mends_it(
-    tmp_path: Path, mode: int
-) -> None:
-    """Group and world, reading, writing or executing."""
+def test_a_file_of_other_users_is_rejected_with_a_fix(tmp_path: Path, mode: int) -> None:
+    """For any permission of group and world."""
     path = _file(tmp_path / "key", VALUE, mode)
 
     assert (
@@ -127,14 +123,14 @@ def test_a_file_that_others_can_use_is_refused_with_the_command_that_mends_it(
 
 
 def test_a_directory_is_no_secret(tmp_path: Path) -> None:
-    """Even one that only its owner can enter."""
+    """Even a private one."""
     (tmp_path / "key").mkdir(mode=0o700)
 
     assert _failure(SecretSource(file="key"), tmp_path).endswith("is not a regular file")
 
 
-def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    """Nobody may ever write to it."""
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
+    """It may never have a writer."""
     os.mkfifo(tmp_path / "key", 0o600)
 
     assert _failure(SecretSource(file="key"), tmp_path).endswith("is not a regular file")
@@ -153,10 +149,8 @@ def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
         (VALUE * 10_000, "is larger than 64 KiB"),
     ],
 )
-def test_values_that_cannot_be_a_line_of_an_env_file(
-    tmp_path: Path, content: str | bytes, expected: str
-) -> None:
-    """From a file or from a command."""
+def test_invalid_values(tmp_path: Path, content: str | bytes, expected: str) -> None:
+    """From a file or a command: not a line of an env file."""
     _file(tmp_path / "key", content)
     echo = _python(
         tmp_path / "p.py",
@@ -170,14 +164,14 @@ def test_values_that_cannot_be_a_line_of_an_env_file(
 def test_an_empty_environment_variable_is_not_a_value(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is set, and says nothing."""
+    """Although it is set."""
     monkeypatch.setenv("MINE", "")
 
     assert _failure(SecretSource(env="MINE"), tmp_path) == "is empty"
 
 
-def test_a_command_that_fails_tells_its_last_words_without_the_value(tmp_path: Path) -> None:
-    """Tools sometimes repeat what they were asked for."""
+def test_errors_of_a_command_are_redacted(tmp_path: Path) -> None:
+    """Tools sometimes echo the value."""
     source = _python(
         tmp_path / "p.py",
         f"import sys; print('{VALUE}'); sys.exit('first\\nthe store is locked: {VALUE} is in it')",
@@ -188,7 +182,7 @@ def test_a_command_that_fails_tells_its_last_words_without_the_value(tmp_path: P
     )
 
 
-def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_hanging_command_is_killed_with_its_children(tmp_path: Path) -> None:
     """No process is left behind."""
     source = _python(
         tmp_path / "p.py",
@@ -200,10 +194,10 @@ def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: P
     assert _ends(int((tmp_path / "pids").read_text()))
 
 
-def test_a_command_that_may_not_be_ended_is_not_waited_for(
+def test_an_unkillable_command_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`sudo` runs it as somebody else; what is said is still about the secret."""
+    """`sudo` runs it as another user; the error is still about the secret."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -220,17 +214,17 @@ def test_a_command_that_may_not_be_ended_is_not_waited_for(
     [("'open", "is not a command: no closing quotation"), ("''", "cannot be run")],
 )
 def test_commands_that_cannot_be_run(tmp_path: Path, command: str, expected: str) -> None:
-    """They are told as they are written in the inventory."""
+    """Shown as in the inventory."""
     assert expected in _failure(SecretSource(command=command), tmp_path)
 
 
-def test_a_source_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    """The loader refuses it; so does this."""
+def test_an_empty_source_is_an_error(tmp_path: Path) -> None:
+    """As in the loader."""
     assert _failure(SecretSource(), tmp_path) == "has no source"
 
 
-def test_a_person_is_asked_last_and_not_for_nothing(tmp_path: Path) -> None:
-    """No prompt while another secret is missing; the inventory's order stays."""
+def test_prompts_come_last(tmp_path: Path) -> None:
+    """Not while another secret is missing; the inventory's order stays."""
     requests: list[tuple[str, str]] = []
 
     def ask(name: str, question: str) -> str:
@@ -255,10 +249,10 @@ def test_a_typed_value_is_checked_like_any_other(tmp_path: Path) -> None:
     assert VALUE not in caught.value.evidence
 
 
-def test_without_a_terminal_all_prompts_are_told(
+def test_without_a_terminal_prompts_are_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what else there is."""
+    """All of them, with the alternatives."""
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     from_terminal.cache_clear()
     with pytest.raises(RequestError) as caught:
@@ -276,12 +270,8 @@ def test_without_a_terminal_all_prompts_are_told(
     assert "`env`, `file`, `command`" in caught.value.evidence
 
 
-def test_values_are_hidden_as_soon_as_they_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those of a fetch that fails for another one; `recall` asks nobody and complains of
-    nothing.
-    """
+def test_values_are_redacted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if fetching another one fails; `recall` neither prompts nor fails."""
     _file(tmp_path / "key", VALUE)
     with pytest.raises(RequestError):
         resolve({"A": SecretSource(file="key"), "B": SecretSource(file="no")}, tmp_path)
@@ -302,19 +292,19 @@ def test_values_are_hidden_as_soon_as_they_are_known(
 
 
 def test_redaction_replaces_every_value_the_longest_first() -> None:
-    """A value that contains another leaves nothing of itself behind."""
+    """A value that contains another is removed completely."""
     secrets = {"A": Secret("secret"), "B": Secret("secret-and-more")}
 
     assert redact("x=secret-and-more y=secret secret", secrets) == "x=*** y=*** ***"
 
 
-def test_redaction_leaves_short_values_alone() -> None:
-    """They would blank out ordinary words."""
+def test_short_values_are_not_redacted() -> None:
+    """They would remove ordinary text."""
     assert redact("12345 123456", [Secret("12345"), Secret("123456")]) == "12345 ***"
 
 
-def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
-    """Ray and the agents take orders from whoever knows it."""
+def test_a_weak_token_is_rejected(tmp_path: Path) -> None:
+    """Ray and the agents obey anyone with the token."""
     _file(tmp_path / "key", "x")
     with pytest.raises(RequestError) as caught:
         resolve({"RAY_AUTH_TOKEN": SecretSource(file="key")}, tmp_path)

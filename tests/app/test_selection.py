@@ -20,12 +20,12 @@ INVENTORY = loads(
     ("names", "expected"), [([], ["gpu1", "gpu2", "gpu3"]), (["gpu3", "gpu1"], ["gpu1", "gpu3"])]
 )
 def test_names_or_all_in_the_inventorys_order(names: list[str], expected: list[str]) -> None:
-    """None means all."""
+    """Without names: all nodes."""
     assert [node.name for node in select_nodes(INVENTORY, names)] == expected
 
 
-def test_a_name_that_is_none_says_which_there_are() -> None:
-    """Without a near miss there is no hint."""
+def test_an_unknown_name_lists_the_nodes() -> None:
+    """Without a near miss, the error has no hint."""
     with pytest.raises(RequestError) as caught:
         select_nodes(INVENTORY, ["gpu1", "zebra"])
 

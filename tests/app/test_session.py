@@ -1,4 +1,4 @@
-"""Connecting, as every command begins."""
+"""Connections at the start of a command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tests.command_line import INVENTORY
 
-# A terminal of its own, a live display that draws, and a fleet that asks for a passphrase as the
-# real one does.
+# A terminal, a live display, and a fleet that prompts for a passphrase as the real one does.
 _PROGRAM = """\
 import fcntl, getpass, sys, termios
 from pathlib import Path
@@ -52,14 +51,14 @@ def read_until(terminal: int, text: str, *, within: float = 30.0) -> str:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
                 output += os.read(terminal, 65536).decode(errors="replace")
-            except OSError:  # the program has ended
+            except OSError:  # the program has exited
                 break
     return output
 
 
-def test_a_question_is_left_alone_by_the_live_display(tmp_path: Path) -> None:
-    """The passphrase of a key is asked for while connecting: its prompt stays, and the display goes
-    on after the answer.
+def test_the_live_display_pauses_for_a_prompt(tmp_path: Path) -> None:
+    """For the passphrase of a key: its prompt stays visible, and the display continues after the
+    answer.
     """
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text(INVENTORY)
@@ -79,7 +78,9 @@ def test_a_question_is_left_alone_by_the_live_display(tmp_path: Path) -> None:
         try:
             prompt = read_until(ours, "Passphrase of /the/key: ")
             assert "Passphrase of /the/key: " in prompt
-            assert read_until(ours, "one row", within=0.6).strip() == ""  # four repaints' time
+            assert (
+                read_until(ours, "one row", within=0.6).strip() == ""
+            )  # the time of four repaints
             os.write(ours, b"sesame\n")
             rest = read_until(ours, "connected")
         finally:

@@ -1,4 +1,4 @@
-"""Lines in a narrow terminal, a wide one and a pipe: where they go on, and what is not broken."""
+"""Line breaks in a narrow terminal, a wide one, and a pipe."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ CASES = {
 
 
 class Terminal(io.StringIO):
-    """A stream that is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return true."""
         return True
 
 
 def stderr(monkeypatch: pytest.MonkeyPatch, columns: int, **environment: str) -> Terminal:
-    """Let standard error be a terminal that is so wide."""
+    """Replace standard error by a terminal of some width."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -93,7 +93,7 @@ def stderr(monkeypatch: pytest.MonkeyPatch, columns: int, **environment: str) ->
 
 
 def printed(what: terminal.Line, width: int) -> list[str]:
-    """Print a line on a console of this width."""
+    """Return a line as printed on a console of some width."""
     to = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     terminal.show(what, to)
     assert isinstance(to.file, io.StringIO)
@@ -102,7 +102,7 @@ def printed(what: terminal.Line, width: int) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 200])
 def test_an_error(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Message and hints go on below their beginning; evidence is left as it is."""
+    """Message and hints have a hanging indent; evidence is unchanged."""
     screen = stderr(monkeypatch, columns, NO_COLOR="1")
     terminal.show_error(ERROR)
 
@@ -110,8 +110,8 @@ def test_an_error(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     golden.check(GOLDEN / f"terminal-error-{columns}.txt", screen.getvalue())
 
 
-def test_mistakes_are_words_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those in an inventory stand where a tool's words would, and go on below their beginning."""
+def test_mistakes_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike the output of a tool, with a hanging indent."""
     mistakes = [
         "inventory.yaml:7: nodes[1].gpus: should be a whole number from 1 to 128, the GPUs to use"
     ]
@@ -125,8 +125,8 @@ def test_mistakes_are_words_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_a_step_that_failed(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cause goes on behind the mark and the nodes' names."""
+def test_a_failed_step(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cause continues after the mark and the nodes' names."""
     screen = stderr(monkeypatch, columns, NO_COLOR="1")
     with LiveLines() as live:
         live.show(FAILED)
@@ -135,10 +135,8 @@ def test_a_step_that_failed(columns: int, monkeypatch: pytest.MonkeyPatch) -> No
     golden.check(GOLDEN / f"terminal-step-{columns}.txt", shown.rstrip() + "\n")
 
 
-def test_a_step_in_a_terminal_that_only_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines are the same, and nothing is drawn; rich takes such a terminal for 80 columns
-    wide.
-    """
+def test_a_step_in_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are equal, and nothing is redrawn; rich assumes 80 columns."""
     screen = stderr(monkeypatch, 80, TERM="dumb")
     with LiveLines() as live:
         live.show(FAILED)
@@ -146,29 +144,26 @@ def test_a_step_in_a_terminal_that_only_prints(monkeypatch: pytest.MonkeyPatch) 
     golden.check(GOLDEN / "terminal-step-80.txt", screen.getvalue())
 
 
-def test_what_click_says_of_a_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In a pipe it is what click writes; in a terminal its message goes on below its beginning."""
+def test_usage_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an error like any other; in a terminal its message goes on below its beginning."""
     argv = ["serve", "--offline"]
     assert main.run_command(argv) == 2
-    *usage, message = capsys.readouterr().err.splitlines()
+    text = capsys.readouterr().err
     screen = stderr(monkeypatch, 30)
     assert main.run_command(argv) == 2
 
-    assert usage[0].startswith("Usage: vlaunch serve")
-    assert message == "Error: --offline requires --dry-run"
-    assert screen.getvalue().splitlines()[-2:] == [
-        "Error: --offline requires",
+    assert text == "error: --offline requires --dry-run\n\nhint: see `vlaunch serve --help`\n"
+    assert click.unstyle(screen.getvalue()).splitlines()[:2] == [
+        "error: --offline requires",
         "       --dry-run",
     ]
 
 
 @pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-def test_colour_is_for_terminals_that_have_it(
+def test_colour_needs_a_capable_terminal(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are the same without."""
+    """The rows are equal without colour."""
     bright = stderr(monkeypatch, 80)
     terminal.show_error(ERROR)
     dull = stderr(monkeypatch, 80, **variable)
@@ -179,8 +174,8 @@ def test_colour_is_for_terminals_that_have_it(
     assert click.unstyle(bright.getvalue()) == dull.getvalue()
 
 
-def test_in_a_pipe_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """However long it is: `grep` reads it."""
+def test_lines_are_not_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of any length, for `grep`."""
     argv = " ".join(["word"] * 1000)
     terminal.say(argv, lead="hint: ")
     terminal.print_field(f"network      {argv}")
@@ -192,7 +187,7 @@ def test_in_a_pipe_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_row_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its value goes on below itself, behind the name."""
+    """Its value continues below itself, after the name."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "40")
     terminal.print_field("ready after  61.2s, of which 0.3s for the first answer")
@@ -205,10 +200,8 @@ def test_a_row_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_commands_are_not_broken() -> None:
-    """One that does not fit behind the margin begins further left; one that is wider than the
-    terminal is left to it.
-    """
+def test_commands_are_not_wrapped() -> None:
+    """A long one starts further left; one wider than the terminal is left to it."""
     fits, wide = f"`{'a ' * 17}a`", f"`{'b ' * 30}b`"
     rows = printed(text_line(f"first run {fits}, then {wide} on it", lead="          fix: "), 40)
 
@@ -222,21 +215,21 @@ def test_commands_are_not_broken() -> None:
 
 
 def test_a_lead_wider_than_half_of_the_terminal() -> None:
-    """The text goes on in the middle: there must be room for it."""
+    """The text continues in the middle, to have enough room."""
     rows = printed(text_line("one two three four five six", lead=f"{'gpu' * 8}: "), 40)
 
     assert rows == [f"{'gpu' * 8}: one two three", f"{' ' * 20}four five six"]
 
 
-def test_a_line_of_a_log_is_left_as_it_is() -> None:
-    """It may be compared, and looked for."""
+def test_a_line_of_a_log_is_unchanged() -> None:
+    """For comparison and search."""
     argv = " ".join(["word"] * 30)
 
     assert printed(evidence_line(argv, margin=6), 40) == [f"      {argv}"]
 
 
-def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
-    """There a word that is wider is folded: what the terminal wraps by itself cannot be redrawn."""
+def test_redrawn_rows_fit_the_terminal() -> None:
+    """Long tokens are folded: rows wrapped by the terminal cannot be redrawn."""
     to = Console(file=io.StringIO(), width=40, color_system=None, highlight=False)
     to.print(text_line(f"see {'x' * 50}", lead="gpu01: "))
     assert isinstance(to.file, io.StringIO)
@@ -245,7 +238,7 @@ def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
 
 
 def test_wide_letters_take_two_cells() -> None:
-    """Rows end where the terminal does."""
+    """Rows end at the terminal's edge."""
     label = "節点一"
     rows = printed(text_line(" ".join([label] * 5), lead="失敗  "), 30)
 
@@ -253,8 +246,8 @@ def test_wide_letters_take_two_cells() -> None:
 
 
 @given(st.lists(CHUNKS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
-def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
-    """A word may be wider than the terminal."""
+def test_wrapping_is_lossless(text: str, width: int, lead: int) -> None:
+    """No row is too wide, unless a single token is."""
     whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text
     results = [
         (whole[begin:end], margin) for begin, end, margin in terminal.wrap_rows(whole, lead, width)
@@ -273,12 +266,8 @@ def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
-def test_an_error_says_where_what_evidence_and_what_to_do(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On standard error; long evidence is shortened in its middle, and what nodes say draws
-    nothing.
-    """
+def test_the_parts_of_an_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error: long evidence is shortened in the middle, and all of it sanitized."""
     terminal.show_error(CASES[name])
     out, err = capsys.readouterr()
 
@@ -289,8 +278,8 @@ def test_an_error_says_where_what_evidence_and_what_to_do(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("no_color", [False, True])
-def test_colour_is_for_terminals_that_want_it(no_color: bool, tmp_path: Path) -> None:
-    """In a terminal there is colour, with NO_COLOR there is none; the words are the same."""
+def test_no_color(no_color: bool, tmp_path: Path) -> None:
+    """A terminal has colour, except with NO_COLOR; the text is the same."""
     env = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
     env.pop("NO_COLOR", None)
     if no_color:

@@ -21,9 +21,8 @@ engine: {args: {max_model_len: 512}}
 
 @dataclass
 class Batch:
-    """A cluster that is up, a job of ten rows in `job.yaml`, and what a driver does with it.
-
-    `errors` are the rows that end as errors; `dies` is called before the driver's last word.
+    """A running cluster, a job of ten rows in `job.yaml`, and its fake driver. `errors` are the
+    rows that fail; `dies` is called before the driver's final report.
     """
 
     cluster: Cluster
@@ -33,7 +32,7 @@ class Batch:
     per_file: int = 4
 
     def run(self, *argv: str) -> Ran:
-        """Run `vlaunch batch job.yaml` with more arguments."""
+        """Run `vlaunch batch job.yaml` with further arguments."""
         return self.cluster.run("batch", "job.yaml", *argv)
 
     @property
@@ -57,7 +56,7 @@ class Batch:
         }
 
     def answers(self) -> list[dict[str, Any]]:
-        """Answered rows in order of their numbers."""
+        """Answered rows, ordered by number."""
         lines = [
             line
             for path in (self.folder / "out/rows").iterdir()
@@ -66,7 +65,7 @@ class Batch:
         return sorted((json.loads(line) for line in lines), key=lambda row: row["row"])
 
     def driver(self, job: dict[str, Any]) -> None:
-        """Answer every row that has no answer yet, as the driver in the container would."""
+        """Answer every pending row, like the driver in the container."""
         work = Path(job["argv"][-1])
         content = json.loads((work / "job.json").read_text())
         out = Path(content["out"])

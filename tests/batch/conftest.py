@@ -37,8 +37,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def load_text(folder: Path) -> Load:
-    """Load a good job with `more` keys (from line 4 on); `read`, `write` and `model` are replaced
-    where they are given.
+    """Load a valid job with `more` keys (from line 4 on); `read`, `write` and `model` replace its
+    own.
     """
 
     def load(extra: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
@@ -53,7 +53,7 @@ def load_text(folder: Path) -> Load:
 
 @pytest.fixture
 def mistakes(load_text: Load, folder: Path) -> Mistakes:
-    """Return the mistakes of a job that `load_text` would load, as `LINE: path: text`."""
+    """Return the mistakes of a job as `LINE: path: text`; `load_text` has the arguments."""
 
     def find(extra: str = "", **options: str | None) -> list[str]:
         try:

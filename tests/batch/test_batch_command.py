@@ -1,4 +1,4 @@
-"""`vlaunch batch` on simulated nodes, with the real job store on files of the test's."""
+"""`vlaunch batch` on simulated nodes, with the real job store on local files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.command_line import Cluster
 
 @pytest.fixture
 def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
-    """A cluster that is up, and a job of ten rows. Waits cost no time."""
+    """A running cluster, and a job of ten rows. Waits cost no time."""
     ticks = itertools.count()
     for function in (watch_batch.watch_job, gather.gather):
         defaults = function.__kwdefaults__ or {}
@@ -45,14 +45,12 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
 
 
 def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
-    """Let something else happen when gathered bytes are to reach the disk; the head's own are
-    another matter.
-    """
+    """Run a callback when gathered bytes are synced; the head's own files do not count."""
     patch.setattr(gather, "os", SimpleNamespace(**{**vars(os), "fsync": does}))
 
 
 def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
-    """Prepared, shipped, submitted, watched, gathered and reported."""
+    """Prepared, shipped, submitted, awaited, gathered and reported."""
     ran = batch.run()
 
     assert ran.code == 0, ran.err
@@ -72,10 +70,19 @@ def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
     assert "10 of 10 rows are done, 0 of them with errors" in ran.err
 
 
+def test_arguments_that_vllm_rejects_start_nothing(batch: Batch) -> None:
+    """The head's vLLM names all mistakes before anything is sent."""
+    mistake = "EngineArgs has no argument `max_nun_seqs`"
+    batch.cluster.world.machines["gpu01"].flags["mistakes"] = [mistake]
+    ran = batch.run()
+
+    assert (ran.code, batch.verbs()) == (2, [])
+    assert "vLLM 0.32.0 rejects the arguments; nothing was changed" in ran.err
+    assert mistake in ran.err
+
+
 def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
-    """It is held until the job is submitted; others may work on the cluster for the hours that rows
-    take.
-    """
+    """Others may work on the cluster once the job is submitted, while its rows take hours."""
     trace = batch.cluster.trace
     trace.clear()
     batch.run()
@@ -85,8 +92,8 @@ def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
     assert "run" in trace[:at] and trace[at + 1 :].count("run") >= 2
 
 
-def test_what_is_submitted(batch: Batch) -> None:
-    """A Ray job whose metadata tells later commands what it is."""
+def test_the_submitted_job(batch: Batch) -> None:
+    """A Ray job with metadata for later commands."""
     batch.run()
     (job,) = batch.cluster.world.jobs
     work = str(batch.work)
@@ -104,7 +111,7 @@ def test_what_is_submitted(batch: Batch) -> None:
 
 
 def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
-    """It says so, in few questions, and changes nothing."""
+    """It says so after few queries, and changes nothing."""
     batch.run()
     before, command_count = batch.gathered(), len(batch.cluster.commands)
     batch.verbs()
@@ -117,7 +124,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
 
 
 def test_missing_local_files_are_fetched_again(batch: Batch) -> None:
-    """And what is not what the head has; nothing else."""
+    """And files that differ from the head's."""
     batch.run()
     before = batch.gathered()
     (batch.folder / "out/rows/part-000002.jsonl").unlink()
@@ -130,8 +137,8 @@ def test_missing_local_files_are_fetched_again(batch: Batch) -> None:
     assert "2 files fetched" in ran.err
 
 
-def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece is small, and the whole is what it was."""
+def test_large_files_are_sent_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are small, and the file is unchanged."""
     monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     ran = batch.run()
 
@@ -140,8 +147,8 @@ def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPa
     assert len(batch.answers()) == 10
 
 
-def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that breaks in the middle of a file costs one piece."""
+def test_an_interrupted_transfer_resumes(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that breaks inside a file costs one piece."""
     monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     world, real = batch.cluster.world, batch.cluster.world.answer
 
@@ -161,7 +168,7 @@ def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.Monk
 
 
 def test_existing_inputs_are_not_sent_again(batch: Batch) -> None:
-    """A driver that died is started again over the same files."""
+    """A driver that died is restarted on the same files."""
     batch.dies = lambda progress: progress.update(done=4)
     assert batch.run().code == 1
     batch.verbs()
@@ -174,8 +181,8 @@ def test_existing_inputs_are_not_sent_again(batch: Batch) -> None:
 
 
 def test_an_old_runs_id_is_not_reused(batch: Batch) -> None:
-    """Ray forgets its jobs with the head; their folders stay, and old progress must not be taken
-    for the new one's.
+    """Ray forgets its jobs with the head; their folders stay, and old progress must not count as
+    new.
     """
     batch.dies = lambda progress: progress.update(done=4)
     batch.run()
@@ -187,8 +194,8 @@ def test_an_old_runs_id_is_not_reused(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(("extra", "expected"), [((), "`vlaunch"), (("--json",), "")])
-def test_a_driver_that_was_killed(batch: Batch, extra: tuple[str, ...], expected: str) -> None:
-    """Is no loss: the same command goes on."""
+def test_a_killed_driver(batch: Batch, extra: tuple[str, ...], expected: str) -> None:
+    """The same command continues."""
     batch.dies = lambda progress: progress.update(done=4)
     ran = batch.run(*extra)
 
@@ -200,8 +207,8 @@ def test_a_driver_that_was_killed(batch: Batch, extra: tuple[str, ...], expected
     assert not (batch.folder / "out/rows").exists()
 
 
-def test_errors_are_rows_too(batch: Batch) -> None:
-    """They are gathered and reported, with an exit code of their own under --strict."""
+def test_error_rows(batch: Batch) -> None:
+    """They are gathered and reported, with their own exit code under --strict."""
     batch.errors = {2, 7}
     ran = batch.run()
     strict = batch.run("--strict")
@@ -211,8 +218,8 @@ def test_errors_are_rows_too(batch: Batch) -> None:
     assert "2, see out/errors; retry them with --retry-errors" in ran.out
 
 
-def test_errors_can_be_tried_again(batch: Batch) -> None:
-    """Alone; the files they were in are removed here as well."""
+def test_retry_of_errors(batch: Batch) -> None:
+    """Of these alone; their local files are removed as well."""
     batch.errors = {2, 7}
     batch.run()
     batch.errors = {7}
@@ -227,8 +234,8 @@ def test_errors_can_be_tried_again(batch: Batch) -> None:
     ]
 
 
-def test_no_errors_to_try_again(batch: Batch) -> None:
-    """Nothing is submitted."""
+def test_retry_without_errors(batch: Batch) -> None:
+    """No job is submitted."""
     batch.run()
     batch.verbs()
     ran = batch.run("--retry-errors")
@@ -238,7 +245,7 @@ def test_no_errors_to_try_again(batch: Batch) -> None:
 
 
 def test_another_input_is_another_job(batch: Batch) -> None:
-    """The difference is reported; nothing is touched."""
+    """The difference is reported; no file is changed."""
     batch.run()
     batch.verbs()
     with (batch.folder / "prompts.jsonl").open("a") as file:
@@ -254,7 +261,7 @@ def test_another_input_is_another_job(batch: Batch) -> None:
 
 
 def test_starting_over(batch: Batch) -> None:
-    """The job's files are removed, on the head and here; then every row is done again."""
+    """The job's files are removed, on the head and locally; then every row is processed again."""
     batch.per_file = 1
     batch.run()
     batch.verbs()
@@ -266,10 +273,10 @@ def test_starting_over(batch: Batch) -> None:
     assert "the previous results (10 of 10 rows) are deleted" in ran.err
 
 
-def test_results_are_deleted_only_when_that_is_confirmed(
+def test_deleting_results_requires_confirmation(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused without a terminal, and when the answer is no; a dry run does not ask."""
+    """Rejected without a terminal, or if declined; a dry run does not prompt."""
     batch.run()
     batch.verbs()
     before = batch.gathered()
@@ -280,7 +287,8 @@ def test_results_are_deleted_only_when_that_is_confirmed(
     monkeypatch.setattr(click, "confirm", confirm)
     dry, declined = batch.run("--discard-results", "--dry-run"), batch.run("--discard-results")
 
-    assert (without.code, dry.code, declined.code) == (2, 0, 130)
+    assert (without.code, dry.code, declined.code) == (2, 0, 1)
+    assert "canceled: nothing was changed" in declined.err
     assert (batch.gathered(), batch.verbs()) == (before, [])
     assert "no terminal to confirm: Delete the results of `job` (10 of 10" in without.err
     assert "hint: add `--yes`; without `--discard-results`, the job resumes" in without.err
@@ -290,24 +298,22 @@ def test_results_are_deleted_only_when_that_is_confirmed(
 
 
 def test_no_confirmation_without_results(batch: Batch) -> None:
-    """The first run of a job may be given the flag."""
+    """The flag is harmless in a job's first run."""
     assert batch.run("--discard-results").code == 0
 
 
 class Confirm:
-    """Answers `click.confirm`, and keeps the questions."""
+    """Replacement of `click.confirm` that records its prompts."""
 
     def __init__(self, answers: list[bool]) -> None:
         self._answers = answers
         self.questions: list[str] = []
 
-    def __call__(self, question: str, *, abort: bool, err: bool) -> None:
-        """Raise Abort where the answer is no."""
-        assert abort
+    def __call__(self, question: str, *, err: bool) -> bool:
+        """Return the next answer."""
         assert err
         self.questions.append(question)
-        if not self._answers.pop(0):
-            raise click.Abort
+        return self._answers.pop(0)
 
 
 def test_a_job_without_written_rows_may_change(batch: Batch) -> None:
@@ -323,7 +329,7 @@ def test_a_job_without_written_rows_may_change(batch: Batch) -> None:
 
 
 def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None:
-    """A wrong model or a wrong path is put right in the job's file, and the same command begins."""
+    """After a correction of a model or a path, the same command starts over."""
     batch.cluster.world.driver, answer = refusing(batch), batch.cluster.world.driver
     assert batch.run().code == 1
     batch.verbs()
@@ -337,9 +343,7 @@ def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None
 
 
 def refusing(batch: Batch) -> Callable[[dict[str, Any]], None]:
-    """Return a driver that has counted the input and claimed the output, and finds the model
-    then.
-    """
+    """Return a driver that fails on the model, after the survey and the claim of the output."""
 
     def driver(job: dict[str, Any]) -> None:
         (batch.work / "output/ledger").mkdir(parents=True)
@@ -362,7 +366,7 @@ def refusing(batch: Batch) -> Callable[[dict[str, Any]], None]:
 
 
 def test_tuning_may_change(batch: Batch) -> None:
-    """It is noted, and no reason to refuse."""
+    """The change is reported."""
     batch.dies = lambda progress: progress.update(done=4)
     batch.run()
     batch.dies = None
@@ -383,7 +387,7 @@ def running(batch: Batch) -> None:
 
 
 def test_detach(batch: Batch) -> None:
-    """The Ray job is what comes of it."""
+    """The result is the Ray job."""
     batch.dies = lambda progress: progress.update(status="RUNNING")
     ran = batch.run("--detach")
 
@@ -391,13 +395,13 @@ def test_detach(batch: Batch) -> None:
     assert "the same command watches it" in ran.err
 
 
-def test_a_job_that_runs_is_watched(batch: Batch) -> None:
-    """And gathered at its end; nothing is submitted."""
+def test_a_running_job_is_awaited(batch: Batch) -> None:
+    """And gathered at its end; no job is submitted."""
     running(batch)
     progress = batch.work / "progress.json"
     (job,) = batch.cluster.world.jobs
     looks = itertools.count()
-    follow = batch.cluster.world._followed
+    follow = batch.cluster.world._follow_job
 
     def ends(argv: Any) -> dict[str, Any]:
         if next(looks) == 3:
@@ -407,7 +411,7 @@ def test_a_job_that_runs_is_watched(batch: Batch) -> None:
             job["status"] = "SUCCEEDED"
         return follow(argv)
 
-    batch.cluster.world._followed = ends  # type: ignore[method-assign]
+    batch.cluster.world._follow_job = ends  # type: ignore[method-assign]
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (0, []), ran.err
@@ -415,7 +419,7 @@ def test_a_job_that_runs_is_watched(batch: Batch) -> None:
     assert len(batch.answers()) == 10
 
 
-def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_the_wait(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never the job."""
     running(batch)
 
@@ -433,7 +437,7 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
 
 
 def test_ctrl_c_while_the_job_starts(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports how to find its state; the same command continues."""
+    """The output says how to find its state; the same command continues."""
     real = batch.cluster.world.answer
 
     def interrupted(command: Command) -> Answer | None:
@@ -452,7 +456,7 @@ def test_ctrl_c_while_the_job_starts(batch: Batch, monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing half is left, and nothing is lost."""
+    """No partial file is left, and no output lost."""
 
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
@@ -484,8 +488,8 @@ def test_a_running_job_is_not_disturbed(batch: Batch, argv: tuple[str, ...], exp
     assert expected in ran.err
 
 
-def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
-    """Stop it first, says the hint."""
+def test_a_changed_job_while_the_old_job_runs(batch: Batch) -> None:
+    """The hint: stop it first."""
     running(batch)
     (batch.folder / "job.yaml").write_text(JOB + "sampling: {max_tokens: 9}\n")
     ran = batch.run()
@@ -495,14 +499,14 @@ def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
 
 
 def serve(batch: Batch, gpus: int) -> None:
-    """Let a server hold GPUs."""
+    """Let a server use GPUs."""
     supervision.store_server(
         batch.cluster.world, supervision.make_spec("chat", backend="mp", places={"gpu01": gpus})
     )
 
 
 def test_no_room_beside_a_server(batch: Batch) -> None:
-    """The holder of the GPUs and a fix are reported; nothing was touched."""
+    """The user of the GPUs and a fix are reported; the cluster is unchanged."""
     serve(batch, 16)
     ran = batch.run()
 
@@ -514,7 +518,7 @@ def test_no_room_beside_a_server(batch: Batch) -> None:
 
 
 def test_missing_room_is_reported_before_a_model_is_copied(batch: Batch) -> None:
-    """Nodes that lack it would have it copied for nothing."""
+    """The copies would be useless."""
     serve(batch, 16)
     ran = batch.run("--fetch")
 
@@ -524,35 +528,35 @@ def test_missing_room_is_reported_before_a_model_is_copied(batch: Batch) -> None
 
 
 def test_a_job_may_wait_for_room(batch: Batch) -> None:
-    """On request; then it is a warning."""
+    """If requested; then it is a warning."""
     serve(batch, 16)
     ran = batch.run("--queue")
 
     assert ran.code == 0, ran.err
-    assert "it waits until they are free" in ran.err
+    assert "the job waits until they are free" in ran.err
 
 
-def test_a_range_takes_what_is_free(batch: Batch) -> None:
-    """And says how much that is."""
+def test_a_range_uses_free_gpus(batch: Batch) -> None:
+    """And reports their number."""
     serve(batch, 13)
     ran = batch.run("--replicas", "1-8")
 
     assert ran.code == 0, ran.err
-    assert "3 of 16 GPUs are free in Ray; of 8 that the job would use" in ran.err
+    assert "3 of 16 GPUs are free in Ray; the job can use 8" in ran.err
 
 
-def test_a_server_reports_the_holder_of_the_gpus(batch: Batch) -> None:
-    """A batch job, by its name."""
+def test_a_server_names_the_user_of_the_gpus(batch: Batch) -> None:
+    """A batch job, by name."""
     batch.dies = lambda progress: progress.update(status="RUNNING")
     batch.run("--detach", "--replicas", "12")
     unit = {"bundles": [{"unit_resources": {"GPU": 1.0}}] * 12, "state": "CREATED"}
     world = batch.cluster.world
-    world.said["jobs"] = {
+    world.responses["jobs"] = {
         "jobs": world.jobs,
         "nodes": world.ray_table(),
         "actors": [],
         "groups": [unit],
-        **world.kept(),
+        **world.head_report(),
     }
     ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
@@ -562,7 +566,7 @@ def test_a_server_reports_the_holder_of_the_gpus(batch: Batch) -> None:
 
 
 def test_batch_jobs_require_ray(batch: Batch) -> None:
-    """Refused before any node is contacted."""
+    """Rejected before any node is contacted."""
     batch.cluster.write(batch.cluster.path.read_text() + "ray: none\n")
     batch.cluster.commands.clear()
     ran = batch.run()
@@ -572,7 +576,7 @@ def test_batch_jobs_require_ray(batch: Batch) -> None:
 
 
 def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before anything is sent."""
+    """Reported before any transfer."""
     real = batch.cluster.world.probe
     monkeypatch.setattr(
         batch.cluster.world, "probe", lambda *argv: real(*argv).replace(" 999999999 ", " 1000 ")
@@ -581,7 +585,7 @@ def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch
 
     assert (ran.code, batch.verbs()) == (1, [])
     assert "1 MiB free under" in ran.err
-    assert "vlaunch jobs --remove" in ran.err
+    assert "vlaunch jobs remove" in ran.err
 
 
 def test_no_cluster(batch: Batch) -> None:
@@ -590,11 +594,11 @@ def test_no_cluster(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, [verb for verb in batch.verbs() if verb != "unpack"]) == (1, [])
-    assert "gpu01: its container is exited" in ran.err
+    assert "gpu01: its container is not running (exited)" in ran.err
 
 
 def test_a_model_that_no_node_may_download(batch: Batch) -> None:
-    """As with a server."""
+    """As for a server."""
     world = batch.cluster.world
     batch.cluster.write(batch.cluster.path.read_text() + "env: {HF_HUB_OFFLINE: '1'}\n")
     assert batch.cluster.run("up").code == 0
@@ -615,10 +619,8 @@ def test_a_model_that_no_node_may_download(batch: Batch) -> None:
         (["summary.json"], "contains files that vlaunch did not write"),
     ],
 )
-def test_an_output_folder_that_holds_something_else(
-    batch: Batch, names: list[str], expected: str
-) -> None:
-    """Is refused before anything is touched."""
+def test_an_output_folder_with_other_files(batch: Batch, names: list[str], expected: str) -> None:
+    """Rejected before any change."""
     for name in names:
         path = batch.folder / "out" / name
         path.parent.mkdir(parents=True)
@@ -653,7 +655,7 @@ def test_an_output_folder_of_links(batch: Batch) -> None:
 
 
 def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None:
-    """Its answers are not replaced; those of the second one stay on the head."""
+    """Its answers are not replaced; those of the second job stay on the head."""
     (batch.folder / "other.yaml").write_text(JOB)
     finish = batch.driver
 
@@ -674,9 +676,9 @@ def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None
 
 
 def test_output_unknown_to_the_head(batch: Batch) -> None:
-    """Is not mixed with new one, and not lost without a word."""
+    """It is neither mixed with new output nor silently lost."""
     batch.run()
-    assert batch.cluster.run("jobs", "--remove", "job", "--yes").code == 0
+    assert batch.cluster.run("jobs", "remove", "job", "--yes").code == 0
     before = batch.gathered()
     batch.verbs()
     ran = batch.run()
@@ -696,7 +698,7 @@ def test_output_unknown_to_the_head(batch: Batch) -> None:
     ],
 )
 def test_a_head_that_lies_about_the_output(batch: Batch, files: list[dict[str, Any]]) -> None:
-    """Nothing of what it sent is left here."""
+    """None of its output is stored locally."""
     contents = {"outputs.json": json.dumps({"files": files}).encode()}
     batch.cluster.contents = contents
     ran = batch.run()
@@ -707,7 +709,7 @@ def test_a_head_that_lies_about_the_output(batch: Batch, files: list[dict[str, A
 
 
 def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No half file stays, and the same command goes on."""
+    """No partial file is left, and the same command continues."""
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -723,10 +725,10 @@ def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatc
     assert len(batch.answers()) == 10
 
 
-def test_a_dry_run_prints_what_the_run_sends(
+def test_a_dry_run_prints_the_runs_commands(
     batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Word for word and byte for byte; and changes nothing."""
+    """With identical bytes, and without a change."""
     monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     dry = batch.run("--dry-run")
     assert (dry.code, batch.verbs(), (batch.folder / "out").exists()) == (0, [], False), dry.err
@@ -764,7 +766,7 @@ def test_a_dry_run_explains_an_empty_plan(batch: Batch, state: str, expected: st
 
 
 def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
-    """Nobody claims that it is what it was."""
+    """It is not reported as unchanged."""
     (batch.folder / "hf/in.jsonl").write_bytes((batch.folder / "prompts.jsonl").read_bytes())
     path = f"nodes:{batch.folder}/hf/in.jsonl"
     (batch.folder / "job.yaml").write_text(JOB.replace("prompts.jsonl", path))
@@ -810,7 +812,7 @@ def test_json_events(batch: Batch) -> None:
         (("job.yaml", "--discard-results", "--retry-errors"), "choose one"),
         (("job.yaml", "--model", "x"), "--model"),
         (("missing.yaml",), "missing.yaml"),
-        (("job.yaml", "--detach", "--strict"), "--detach does not wait"),
+        (("job.yaml", "--no-wait", "--strict"), "--no-wait does not wait"),
         (
             ("--model", "m", "--input", "a.txt", "--output", "o", "--allow", "/"),
             "--allow applies only to paths in JOB.yaml",
@@ -818,7 +820,7 @@ def test_json_events(batch: Batch) -> None:
         (("job.yaml", "--replicas", "17"), "17 GPUs"),
     ],
 )
-def test_wrong_requests(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
+def test_invalid_requests(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
     """Exit code 2, without contacting a node."""
     command_count = len(batch.cluster.commands)
     ran = batch.cluster.run("batch", *argv)
@@ -828,7 +830,7 @@ def test_wrong_requests(batch: Batch, argv: tuple[str, ...], expected: str) -> N
 
 
 def test_flags_alone(batch: Batch) -> None:
-    """The common case needs no file; the same flags are the same job."""
+    """The common case needs no file; the same flags mean the same job."""
     argv = (
         "--model",
         "org/m",

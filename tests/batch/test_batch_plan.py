@@ -1,4 +1,4 @@
-"""Plans of the same `vlaunch batch`: start, resume, watch, nothing, or refuse."""
+"""Plans of a repeated `vlaunch batch`: start, resume, wait, nothing, or reject."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from launcher.batch.job_store import JobEntry
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
+from launcher.core.plan import Gate
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -41,7 +42,7 @@ _FIRST, _SECOND = "1" * 64, "2" * 64
 
 @pytest.fixture
 def request_(load: Load, tmp_path: Path) -> BatchRequest:
-    """A job of one small file."""
+    """Return a request for a job of one small file."""
     (tmp_path / "in.txt").write_text("a\nb\n")
     (tmp_path / "j.yaml").write_text(JOB)
     return ask(load(), job_from_file(tmp_path / "j.yaml", {}))
@@ -53,7 +54,7 @@ def ask(inventory: Inventory, job: Job) -> BatchRequest:
 
 
 def entry_of(request: BatchRequest, state: str = "", **changes: Any) -> JobEntry:
-    """The job's folder as an earlier run of the same job left it."""
+    """Return the job's folder after an earlier run."""
     progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **changes)
     return JobEntry(
         name="j",
@@ -102,22 +103,38 @@ def stdin_payload(start: BatchStart, stage: str) -> dict[str, Any]:
 
 
 def test_a_new_job(load: Load, request_: BatchRequest) -> None:
-    """It is written down before its files are sent, so that the next run knows whose they are."""
+    """It is stored before its files are sent, to show their owner to the next run."""
     start = decide(load, request_)
 
     assert (stages(start), start.job) == (["prepare", "ship", "submit"], "batch-j-1")
 
 
+def start_gates(inventory: Inventory, request: BatchRequest) -> list[Gate]:
+    """Return the gates of a new job's plan."""
+    site = Site(inventory, {node.name: HostFacts() for node in inventory.nodes})
+    snapshot = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=JobEntry(absent=True))
+    stages = plan_batch(snapshot, request, BatchOptions()).plan.stages
+    return [gate for stage in stages for gate in stage.gates]
+
+
+def test_arguments_of_requests_are_those_of_the_server(load: Load, tmp_path: Path) -> None:
+    """vLLM's API server answers them in the replicas."""
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    text = "model: org/m\nread: in.jsonl\nwrite: {path: out, format: openai}\n"
+    (tmp_path / "j.yaml").write_text(f"{text}engine: {{args: {{tool_call_parser: hermes}}}}\n")
+    request = ask(load(), job_from_file(tmp_path / "j.yaml", {}))
+    (query,) = start_gates(load(), request)[-1].queries
+
+    assert query.argv[-4:] == ("serve", "org/m", "--tool-call-parser", "hermes")
+
+
 def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> None:
-    """Its model must be on the nodes, unless a class of the user's loads what it likes."""
+    """Its model must be on the nodes, unless a class loads it."""
 
     def gates(request: BatchRequest) -> list[str]:
-        site = Site(load(), {node.name: HostFacts() for node in load().nodes})
-        snapshot = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=JobEntry(absent=True))
-        stages = plan_batch(snapshot, request, BatchOptions()).plan.stages
-        return [gate.id for stage in stages for gate in stage.gates]
+        return [gate.id for gate in start_gates(load(), request)]
 
-    assert gates(request_) == ["cluster", "model", "room", "disk"]
+    assert gates(request_) == ["cluster", "model", "room", "disk", "engine-flags"]
     (tmp_path / "own.py").write_text("class Own: ...\n")
     text = "read: in.txt\nwrite: out\npredict: {class: own.py:Own}\n"
     (tmp_path / "j.yaml").write_text(text)
@@ -126,8 +143,8 @@ def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])
-def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, state: str) -> None:
-    """However it ended; nothing is sent twice."""
+def test_a_job_that_ended_resumes(load: Load, request_: BatchRequest, state: str) -> None:
+    """For any end, without sending files twice."""
     start = decide(
         load, request_, entry_of(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
     )
@@ -136,8 +153,8 @@ def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, st
     assert "continues where it stopped: 1 of 2 rows are done" in start.plan.notes
 
 
-def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
-    """There is nothing to do, until error rows are to be tried again."""
+def test_a_finished_job(load: Load, request_: BatchRequest) -> None:
+    """The plan is empty until error rows are to be retried."""
     done, failed = entry_of(request_, "done", done=2), entry_of(request_, "done", done=1, errors=1)
 
     assert decide(load, request_, done).finished
@@ -150,7 +167,7 @@ def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
 def test_error_rows_are_retried_on_request_only(
     load: Load, request_: BatchRequest, retry: bool
 ) -> None:
-    """The driver reads it in job.json."""
+    """The driver finds the request in job.json."""
     start = decide(
         load, request_, entry_of(request_, "failed", done=1, errors=1), retry_errors=retry
     )
@@ -171,15 +188,15 @@ def test_uncounted_error_rows_are_retried(load: Load, request_: BatchRequest) ->
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-def test_a_job_that_runs(load: Load, request_: BatchRequest, state: str) -> None:
-    """Is watched."""
+def test_a_running_job(load: Load, request_: BatchRequest, state: str) -> None:
+    """The command waits for it."""
     start = decide(load, request_, entry_of(request_, "running"), ray("FAILED", state))
 
     assert (start.attached, start.job, stages(start)) == (True, "batch-j-2", [])
 
 
-def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> None:
-    """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
+def test_a_driver_that_is_still_exiting(load: Load, request_: BatchRequest) -> None:
+    """Ray reports its job as finished, but it still has the lock, which a second one would need."""
     entry = entry_of(request_, "running")
     ending = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="is still exiting"):
@@ -187,7 +204,7 @@ def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> No
 
 
 def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequest) -> None:
-    """Nothing is started beside it."""
+    """No second driver is started."""
     entry = entry_of(request_, "running")
     lives = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="Ray did not report its job id: timed out"):
@@ -216,7 +233,7 @@ def test_files_of_another_job_are_not_reused(
 
 
 def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: Path) -> None:
-    """Is refused with what differs."""
+    """Rejected with the difference."""
     (tmp_path / "in.txt").write_text("c\n")
     with pytest.raises(RequestError) as raised:
         decide(load, ask(load(), request_.job), entry_of(request_, "failed", done=1))
@@ -230,10 +247,7 @@ def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: 
 def test_a_job_without_written_rows_may_be_replaced(
     load: Load, request_: BatchRequest, tmp_path: Path, state: str, retry: bool
 ) -> None:
-    """For any end, with any number of unwritten answers.
-
-    Files in an unchecked object store stay.
-    """
+    """For any end and any unwritten answers. Files in an unchecked object store stay."""
     (tmp_path / "in.txt").write_text("c\n")
     entry = entry_of(request_, state, done=1)
     start = decide(
@@ -259,7 +273,7 @@ def test_a_job_without_written_rows_may_be_replaced(
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShippedFile:
-    """A file of 250 bytes, in a folder with an awkward name; a piece has 100."""
+    """Return a file of 250 bytes in a folder with an awkward name; pieces have 100 bytes."""
     monkeypatch.setattr(batch_plan, "PIECE_BYTES", 100)
     path = tmp_path / "it's a $folder" / "-rows"
     path.parent.mkdir()
@@ -280,15 +294,15 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShippedFile:
         ({"input/0000-rows": 250}, []),
         ({"input/0000-rows": 249}, [0, 100, 200]),
         ({"input/.0000-rows.part": 130}, [130, 230]),
-        # all of it, and yet not whole: it was not what was announced
+        # all bytes, but not the announced content
         ({"input/.0000-rows.part": 250}, [0, 100, 200]),
         ({"input/.0000-rows.part": 900}, [0, 100, 200]),
     ],
 )
-def test_only_what_is_missing_is_sent(
+def test_only_missing_bytes_are_sent(
     load: Load, file: ShippedFile, have: dict[str, int], offsets: list[int]
 ) -> None:
-    """From where it stopped, to the end."""
+    """From the end of the partial file."""
     steps = batch_plan.ship_steps(Site(load()), "/w", have, [file])
     sent = [step.command.stdin() if step.command.stdin else b"" for step in steps]
     arguments = [step.command.argv for step in steps]
@@ -300,7 +314,7 @@ def test_only_what_is_missing_is_sent(
 
 @pytest.mark.parametrize("have", [{}, {"input/.0000-rows.part": 130}])
 def test_a_script_reads_the_same_bytes(load: Load, file: ShippedFile, have: dict[str, int]) -> None:
-    """Also of a file that is called like an option, and where `head` ends before `tail`."""
+    """Even of a file with an option's name, and if `head` exits before `tail`."""
     for step in batch_plan.ship_steps(Site(load()), "/w", have, [file]):
         shown = f"set -euo pipefail; {step.command.shown_stdin} | cat"
         done = subprocess.run(["bash", "-c", shown], capture_output=True, check=True, cwd="/")
@@ -310,7 +324,7 @@ def test_a_script_reads_the_same_bytes(load: Load, file: ShippedFile, have: dict
 
 
 def test_an_empty_file_is_sent(load: Load, file: ShippedFile, tmp_path: Path) -> None:
-    """It has one piece, of nothing, which makes it whole."""
+    """As one empty piece, which completes it."""
     path = tmp_path / "empty"
     path.touch()
     digest = hashlib.sha256().hexdigest()
@@ -326,8 +340,8 @@ def test_an_empty_file_is_sent(load: Load, file: ShippedFile, tmp_path: Path) ->
     assert step.command.argv[-2:] == ("--last", digest)
 
 
-def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None:
-    """A plan holds no file in memory; a missing file is reported when it is read."""
+def test_files_are_read_when_sent(load: Load, file: ShippedFile) -> None:
+    """A plan has no file in memory; a missing file is reported then."""
     steps = batch_plan.ship_steps(Site(load()), "/w", {}, [file])
     file.path.unlink()
 
@@ -366,12 +380,12 @@ def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None
 def test_changes_are_separate_lines(
     old: dict[str, Any], new: dict[str, Any], expected: list[str]
 ) -> None:
-    """In the words of the job file."""
+    """With the job file's keys."""
     assert diff_identity(old, new) == expected
 
 
 def test_a_long_value_is_shown_around_the_change() -> None:
-    """A template of a page differs in one word."""
+    """A long template may differ in one character."""
     old, new = "a" * 500 + "X" + "b" * 500, "a" * 500 + "Y" + "b" * 500
 
     (line,) = diff_identity({"prompt.template": old}, {"prompt.template": new})
@@ -382,8 +396,8 @@ def test_a_long_value_is_shown_around_the_change() -> None:
     assert len(line) < 180
 
 
-def test_nothing_from_a_node_reaches_the_terminal_as_it_is() -> None:
-    """Neither in a value nor in a key."""
+def test_differences_are_sanitized() -> None:
+    """In values and in keys."""
     lines = diff_identity({"a\x1b[31m\n": "x\x1b]0;y\x07\u202e", "b": {"c": ["\n"]}}, {})
 
     assert len(lines) == 2

@@ -11,10 +11,10 @@ from tests.batch.conftest import Load
 DEFAULTS = {"max-model-len": 512, "dtype": "float32", "enforce_eager": True}
 
 
-def test_a_jobs_own_engine_arguments_go_over_the_inventorys(
+def test_a_jobs_engine_arguments_override_the_inventorys(
     load_text: Load, inventory: Inventory
 ) -> None:
-    """However they are spelled; one without a value is left to vLLM."""
+    """In any spelling; one without a value is left to vLLM."""
     cpu = replace(inventory, engine_args=DEFAULTS)
     job = load_text("engine: {args: {max_model_len: 2048, enforce-eager: null, seed: 3}}")
 
@@ -26,8 +26,8 @@ def test_a_jobs_own_engine_arguments_go_over_the_inventorys(
     assert with_defaults(job, inventory).engine.args == {"max_model_len": 2048, "seed": 3}
 
 
-def test_a_class_takes_none(load_text: Load, inventory: Inventory) -> None:
-    """It knows its model itself, and its answers do not follow from them."""
+def test_a_class_gets_no_engine_arguments(load_text: Load, inventory: Inventory) -> None:
+    """It selects its own model, and its answers do not depend on them."""
     job = load_text("predict: {class: 'a:B'}", model=None)
 
     assert with_defaults(job, replace(inventory, engine_args=DEFAULTS)) == job

@@ -1,4 +1,4 @@
-"""The program that keeps the folders of batch jobs on the head, run as it is run there."""
+"""The program for batch jobs' folders on the head, run as on a head."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.processes
 
 @cache
 def mounted() -> Path:
-    """Lay the payload out as containers mount it, once; return the program there."""
+    """The payload in the layout of containers, written once; returns the program."""
     folder = tempfile.mkdtemp(prefix="vlaunch-payload-")
     atexit.register(shutil.rmtree, folder)
     with tarfile.open(fileobj=io.BytesIO(files.payload_tar())) as archive:
@@ -45,14 +45,12 @@ def mounted() -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """Where a job of a cluster lies."""
+    """Return a job's folder."""
     return tmp_path / "vlaunch" / "lab" / "batch" / "demo"
 
 
-def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
-    """Ask the program in this process: to start Python for each question would take most of the
-    time.
-    """
+def query(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
+    """Run the program in this process: starting Python for every query would be slow."""
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["desk.py", *map(str, argv)]),
@@ -65,7 +63,7 @@ def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
 
 
 def run_program(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
-    """Ask it in a process of its own, as on a head."""
+    """Run the program as a process, as on a head."""
     done = subprocess.run(
         [sys.executable, mounted(), *map(str, argv)],
         input=stdin,
@@ -78,7 +76,7 @@ def run_program(*argv: str | Path, stdin: bytes = b"", **environment: str) -> di
 
 
 def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
-    """Return the one object that was printed; the exit code says whether it is an error."""
+    """Return the printed object; the exit code marks an error."""
     assert not err
     answer = json.loads(out)
     assert code == (1 if "error" in answer else 0)
@@ -95,14 +93,14 @@ def prepared(work: Path, **changes: Any) -> dict[str, Any]:
         **changes,
     }
     data = json.dumps(payload).encode()
-    return ask("put", work, "job.json", "--offset", "0", "--last", sha(data), stdin=data)
+    return query("put", work, "job.json", "--offset", "0", "--last", sha(data), stdin=data)
 
 
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
+def test_a_job_is_prepared_and_described(work: Path) -> None:
     """A missing job is absent; an existing one is described completely."""
     assert run_program("look", work) == {"absent": True}
     prepared(work)
@@ -116,13 +114,11 @@ def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
         {},
     )
     assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
-    assert ask("look", work)["job"]["digest"] == "new"
+    assert query("look", work)["job"]["digest"] == "new"
 
 
 def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
-    """In few words, however many files they have; what is no job is left
-    out.
-    """
+    """In brief, for any number of files; other folders are omitted."""
     for number in range(100):
         folder = work.parent / f"job-{number:03}"
         (folder / "input").mkdir(parents=True)
@@ -136,7 +132,7 @@ def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
     (work.parent / "A file").touch()
     (work.parent / "link").symlink_to(work.parent / "job-000")
     started = os.times()
-    result = ask("list", work.parent)["jobs"]
+    result = query("list", work.parent)["jobs"]
     used = sum(os.times()[2:4]) - sum(started[2:4])
 
     assert [row["name"] for row in result] == [f"job-{number:03}" for number in range(100)]
@@ -145,48 +141,46 @@ def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
 
 
 def test_a_driver_is_alive_while_it_holds_its_lock(work: Path) -> None:
-    """Whatever its progress says; to look does not take the lock from it."""
+    """For any progress; the check does not take the lock."""
     prepared(work)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ask("look", work)["alive"] is True
-        assert "still runs" in ask("remove", work)["error"]
-    assert ask("look", work)["alive"] is False
+        assert query("look", work)["alive"] is True
+        assert "still runs" in query("remove", work)["error"]
+    assert query("look", work)["alive"] is False
 
 
-def test_files_come_in_pieces(work: Path) -> None:
-    """They have their name when they are whole; a piece that is sent again replaces what came of it
-    before.
-    """
+def test_files_are_received_in_pieces(work: Path) -> None:
+    """They get their name once complete; a repeated piece replaces the old one."""
     prepared(work)
     data = os.urandom(100_000)
     assert run_program("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {
         "bytes": 40_000
     }
-    assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
-    assert ask("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x") == {
+    assert query("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
+    assert query("put", work, "input/0000-a.jsonl", "--offset", "50000", stdin=b"x") == {
         "error": "input/0000-a.jsonl has 40000 bytes, not 50000"
     }
-    assert ask(
+    assert query(
         "put", work, "input/0000-a.jsonl", "--offset", "30000", stdin=data[30_000:60_000]
     ) == {"bytes": 60_000}
     rest = ("put", work, "input/0000-a.jsonl", "--offset", "60000", "--last", sha(data))
-    assert ask(*rest, stdin=data[60_000:]) == {"bytes": 100_000}
+    assert query(*rest, stdin=data[60_000:]) == {"bytes": 100_000}
 
     assert (work / "input" / "0000-a.jsonl").read_bytes() == data
-    assert ask("look", work)["inputs"] == {"input/0000-a.jsonl": 100_000}
+    assert query("look", work)["inputs"] == {"input/0000-a.jsonl": 100_000}
 
 
 def test_a_file_with_a_wrong_checksum_is_rejected(work: Path) -> None:
-    """It must be sent again from its beginning."""
+    """It must be sent again completely."""
     prepared(work)
-    result = ask(
+    result = query(
         "put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad"
     )
     assert f"code/deep/m.py arrived with sha256 {sha(b'bad')}" in result["error"]
     assert not (work / "code" / "deep" / "m.py").exists()
 
-    assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {
+    assert query("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {
         "bytes": 0
     }
 
@@ -205,7 +199,7 @@ def test_a_file_with_a_wrong_checksum_is_rejected(work: Path) -> None:
         "input/link",
     ],
 )
-def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) -> None:
+def test_paths_outside_are_rejected(work: Path, tmp_path: Path, path: str) -> None:
     """By dots, from the root, or through links."""
     prepared(work)
     (tmp_path / "target").mkdir()
@@ -214,7 +208,7 @@ def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) 
     (work / "link").symlink_to(tmp_path / "target")
     (work / "input" / "link").symlink_to(tmp_path / "file")
 
-    assert "error" in ask("put", work, path, "--offset", "0", "--last", sha(b"x"), stdin=b"x")
+    assert "error" in query("put", work, path, "--offset", "0", "--last", sha(b"x"), stdin=b"x")
     assert (list((tmp_path / "target").iterdir()), (tmp_path / "file").read_text()) == ([], "mine")
 
 
@@ -229,53 +223,53 @@ def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) 
     ],
 )
 def test_foreign_folders_are_not_touched(tmp_path: Path, folder: str) -> None:
-    """Nothing is made there, nor removed."""
+    """Neither written nor removed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
 
     for verb in ("remove", "put"):
         assert (
             "is not the folder of a batch job"
-            in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
+            in query(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
 
 
 def test_written_rows_are_reported(tmp_path: Path, work: Path) -> None:
-    """By the ledger of this job; of a store it is known only that nothing is there before the input
-    was counted.
+    """From this job's ledger; an object store is known to be empty only before the input was
+    counted.
     """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
     spec = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
     messages = []
     prepared(work)
-    messages.append(ask("look", work)["written"])
+    messages.append(query("look", work)["written"])
     manifest = surveyed(spec)
-    messages.append(ask("look", work)["written"])
+    messages.append(query("look", work)["written"])
     run(spec, manifest)
-    messages.append(ask("look", work)["written"])
+    messages.append(query("look", work)["written"])
     assert messages == [False, False, True]
 
     prepared(work, name="other")
-    assert ask("look", work)["written"] is False
+    assert query("look", work)["written"] is False
     prepared(work, out="s3://b/o")
-    assert ask("look", work)["written"] is True
+    assert query("look", work)["written"] is True
     (work / "manifest.json").unlink()
-    assert ask("look", work)["written"] is False
+    assert query("look", work)["written"] is False
 
 
 def listed(work: Path) -> dict[str, dict[str, Any]]:
-    """Return the files in the list that the program writes, by their paths."""
-    count = ask("outputs", work)["files"]
+    """Return the files of the written list, by path."""
+    count = query("outputs", work)["files"]
     files = json.loads((work / "outputs.json").read_text())["files"]
     assert len(files) == count
     return {file["path"]: file for file in files}
 
 
-def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> None:
-    """With sizes and digests from the ledger; a file without its entry, or of another size, is
-    none.
+def test_outputs_are_committed_files(tmp_path: Path, work: Path) -> None:
+    """With sizes and digests from the ledger, once; files without an entry, or of another size, do
+    not count.
     """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
@@ -302,12 +296,16 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
     for path, item in files.items():
         data = (out / path).read_bytes()
         assert (len(data), sha(data)) == (item["bytes"], item["sha256"])
+    paths = [out / "ledger" / f"part-{number:06d}.json" for number in (1, 2, 3)]
+    paths[2].write_bytes(b"".join(path.read_bytes() for path in paths))
+    paths[0].unlink()
+    assert listed(work) == files
     (out / "rows" / "part-000001.jsonl").write_text("cut")
     assert len(listed(work)) == 3
 
 
-def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, work: Path) -> None:
-    """Other files in its output folder stay; a folder of another job stays whole."""
+def test_a_job_is_removed_with_its_output(tmp_path: Path, work: Path) -> None:
+    """Other files in its output folder stay; another job's folder is unchanged."""
     work.parent.mkdir(parents=True)
     out = tmp_path / "out"
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
@@ -315,16 +313,16 @@ def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, wo
     run(spec, surveyed(spec))
     (out / "rows" / "notes.txt").touch()
     prepared(work, out=str(out), name="other")
-    assert ask("remove", work) == {"removed": [str(work)]}
+    assert query("remove", work) == {"removed": [str(work)]}
     mark = (out / "ledger" / "job.json").read_text()
     (out / "ledger" / "job.json").write_text(json.dumps({"job": "demo"}))  # of no cluster
     prepared(work, out=str(out))
-    assert ask("remove", work) == {"removed": [str(work)]}
+    assert query("remove", work) == {"removed": [str(work)]}
     (out / "ledger" / "job.json").write_text(mark)
     prepared(work, out=str(out))
 
-    assert ask("remove", work) == {"removed": [str(out), str(work)]}
-    assert ask("remove", work) == {"removed": []}
+    assert query("remove", work) == {"removed": [str(out), str(work)]}
+    assert query("remove", work) == {"removed": []}
     assert [str(path.relative_to(out)) for path in out.rglob("*")] == ["rows", "rows/notes.txt"]
     assert not work.exists()
 
@@ -357,7 +355,7 @@ def dashboard() -> Iterator[int]:
 
 
 def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -> None:
-    """Whole new lines of its log, Ray's word, and its own progress."""
+    """Complete new lines of its log, Ray's status, and its own progress."""
     prepared(work)
     (work / "progress.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
     (tmp_path / "job-driver-batch-demo-1.log").write_bytes(b"old\nnew \xff line\nhalf")
@@ -383,9 +381,7 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
 
 
 def test_follow_waits_for_a_change(work: Path, tmp_path: Path, dashboard: int) -> None:
-    """Of the state, or in the log; not of an earlier run's files, and not beyond the requested
-    time.
-    """
+    """Of the state or the log; not of an earlier run's files, and not beyond the requested time."""
     prepared(work)
     log = tmp_path / "job-driver-batch-demo-1.log"
 
@@ -421,7 +417,7 @@ def test_follow_waits_for_a_change(work: Path, tmp_path: Path, dashboard: int) -
 def test_a_finished_driver_is_followed_to_its_exit(
     work: Path, tmp_path: Path, dashboard: int
 ) -> None:
-    """Ray sees a moment later that the process is gone: this is no question of its own."""
+    """Ray notices the exit a moment later, without a further query."""
     prepared(work)
     payload = {"state": "done", "submission": "batch-demo-1"}
     (work / "progress.json").write_text(json.dumps(payload))
@@ -435,26 +431,26 @@ def test_a_finished_driver_is_followed_to_its_exit(
 
 
 def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
-    """The error says what did not answer."""
+    """The error names the unresponsive API."""
     assert "refused" in run_program("follow", work, "--job", "j", "--dashboard", "1")["error"]
 
 
-def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:
+def test_a_check_of_the_lock_does_not_block_removal(work: Path) -> None:
     """A check holds it for an instant."""
     prepared(work)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         end = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
         end.start()
-        assert str(work) in ask("remove", work)["removed"]
+        assert str(work) in query("remove", work)["removed"]
         end.join()
 
 
-def test_what_is_no_json_file_says_nothing(work: Path) -> None:
-    """Neither a pipe, which would be waited for, nor brackets without end."""
+def test_invalid_json_files_count_as_absent(work: Path) -> None:
+    """Neither a pipe, which would block, nor endless brackets."""
     prepared(work)
     (work / "job.json").unlink()
     os.mkfifo(work / "job.json")
     (work / "progress.json").write_text("[" * 200_000)
-    message = ask("look", work)
+    message = query("look", work)
     assert (message["progress"], message["job"]) == ({}, {})

@@ -1,4 +1,4 @@
-"""The Python that a job brings along."""
+"""A job's own Python code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _target(folder: Path, written: str) -> tuple[str, dict[str, Path]]:
 
 
 def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
-    """From wherever it lies, by its own name."""
+    """From any folder, under its own name."""
     (folder / "sub").mkdir()
     (folder / "sub" / "theirs.py").write_text("from x import Theirs\n")
 
@@ -28,14 +28,14 @@ def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
 
 
 def test_a_module_is_not_shipped(folder: Path) -> None:
-    """It is the image's, or comes with `files`."""
+    """It is in the image, or in `files`."""
     assert _target(folder, "package.module:Class") == ("package.module:Class", {})
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("none.py:Mine", "names no existing file: HERE/none.py"),
+        ("none.py:Mine", "no such file: HERE/none.py"),
         ("mine.py:Mien", '"mine.py" has no `Mien`; did you mean `Mine`?'),
         (
             "my-file.py:Mine",
@@ -49,7 +49,7 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
     ],
 )
 def test_unimportable_targets_are_reported(folder: Path, written: str, expected: str) -> None:
-    """Before anything is shipped."""
+    """Before any transfer."""
     for name in ("my-file.py", "json.py", "torch.py"):
         (folder / name).write_text("class Mine: ...\n")
 
@@ -72,14 +72,14 @@ def test_unimportable_targets_are_reported(folder: Path, written: str, expected:
     ],
 )
 def test_possibly_valid_targets_pass(folder: Path, text: str) -> None:
-    """A newer Python reads more than this one, and names are made in many ways."""
+    """A newer Python accepts more syntax, and names can be created dynamically."""
     (folder / "other.py").write_text(text)
 
     assert _target(folder, "other.py:Mine")[0] == "other:Mine"
 
 
-def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
-    """So that a package stays a package; what Python leaves behind stays at home."""
+def test_names_of_files_and_folders_stay(folder: Path) -> None:
+    """A package stays a package; Python's caches are omitted."""
     for name in (
         "pkg/__init__.py",
         "pkg/a/b.py",
@@ -96,8 +96,8 @@ def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
     assert sorted(draft.code_files("pkg/a", within)) == ["a/b.py"]
 
 
-def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
-    """Names travel in commands and messages."""
+def test_an_unsafe_name_is_rejected(folder: Path) -> None:
+    """Names occur in commands and messages."""
     (folder / "pkg").mkdir()
     (folder / "pkg" / "a\nb.py").write_text("")
 
@@ -106,14 +106,14 @@ def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
 
 
 def test_an_empty_code_folder_is_reported(folder: Path) -> None:
-    """It was surely meant to hold something."""
+    """It is probably a mistake."""
     (folder / "empty").mkdir()
 
     with pytest.raises(PathError, match="contains no files"):
         draft.code_files("empty", PathBounds(folder=folder))
 
 
-def test_two_files_with_the_same_name_are_refused(mistakes: Mistakes, folder: Path) -> None:
+def test_two_files_with_the_same_name_are_rejected(mistakes: Mistakes, folder: Path) -> None:
     """One would replace the other."""
     (folder / "sub").mkdir()
     (folder / "sub" / "mine.py").write_text("")

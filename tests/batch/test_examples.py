@@ -1,6 +1,4 @@
-"""The jobs in `examples/`: they load, editors accept them, and reference.yaml shows every key there
-is.
-"""
+"""The jobs in `examples/`: they load, editors accept them, and reference.yaml has every key."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _FIRST_LINE = "# yaml-language-server: $schema="
 
 
 def _whole() -> str:
-    """The reference with its alternatives: lines that are commented out without a space."""
+    """Return the reference with its alternatives, which are commented out without a space."""
     text = (_ROOT / "examples" / "reference.yaml").read_text(encoding="utf-8")
     return re.sub(r"^( *)#(?=[a-z])", r"\1", text, flags=re.MULTILINE)
 
@@ -45,7 +43,7 @@ def test_every_kind_of_job_has_an_example() -> None:
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads(path: Path) -> None:
-    """As it is, without editing and without `--allow`."""
+    """Without editing and without `--allow`."""
     job = job_from_file(path, {})
 
     assert job.name == path.stem
@@ -54,7 +52,7 @@ def test_an_example_loads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_editors_accept_an_example(path: Path) -> None:
-    """The schema that its first line points to exists and fits."""
+    """The schema in its first line exists and accepts it."""
     text = path.read_text(encoding="utf-8")
     first = text.splitlines()[0]
     assert first.startswith(_FIRST_LINE)
@@ -64,7 +62,7 @@ def test_editors_accept_an_example(path: Path) -> None:
 
 
 def test_the_reference_shows_every_key() -> None:
-    """At its own place, not only by name."""
+    """At its own path, not only by name."""
     shown = {
         tuple(step for step in where if not isinstance(step, int))
         for where in parse_job_file(_whole()).lines
@@ -74,7 +72,7 @@ def test_the_reference_shows_every_key() -> None:
 
 
 def test_every_value_of_the_reference_is_valid() -> None:
-    """Alternatives included: by itself each is what its key takes."""
+    """Alternatives included."""
     whole = parse_job_file(_whole())
     assert whole.mistakes == ()
 
@@ -83,7 +81,7 @@ def test_every_value_of_the_reference_is_valid() -> None:
 
 
 def test_the_reference_states_the_defaults() -> None:
-    """A value that is called the default is the default."""
+    """Values that the file calls defaults."""
     text = _whole()
     document = parse_job_file(text)
     called = {

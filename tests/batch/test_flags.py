@@ -54,7 +54,7 @@ def _flag_mistakes(folder: Path, **options: Any) -> list[str]:
 
 
 def test_three_flags_are_enough(folder: Path) -> None:
-    """Everything else has a default."""
+    """All others have a default."""
     job = _job(folder)
 
     assert (job.mode, job.model, job.path, job.inside) == ("engine", "m", None, None)
@@ -63,8 +63,8 @@ def test_three_flags_are_enough(folder: Path) -> None:
     assert job.prompt == Prompt(column="prompt")
 
 
-def test_every_flag_has_its_place(folder: Path) -> None:
-    """Values of engine arguments are what they look like."""
+def test_every_flag_sets_its_key(folder: Path) -> None:
+    """Engine arguments are parsed by their look."""
     job = _job(
         folder,
         input=("data/chat.jsonl", "data/more.jsonl"),
@@ -120,7 +120,7 @@ def test_every_flag_has_its_place(folder: Path) -> None:
 
 def test_ranks_by_flag(folder: Path) -> None:
     """The mode follows."""
-    job = _job(folder, data_parallel_size=2)
+    job = _job(folder, dp=2)
 
     assert job.data_parallel is not None
     assert (job.mode, job.data_parallel.size) == ("data-parallel", 2)
@@ -149,8 +149,8 @@ def test_a_prompt_becomes_a_chat(
     assert (prompt.chat, prompt.column, prompt.template) == (messages, None, None)
 
 
-def test_the_name_follows_from_what_is_done(folder: Path) -> None:
-    """The same command is the same job, from any folder; how fast it runs makes no other one."""
+def test_the_name_follows_from_the_job(folder: Path) -> None:
+    """The same command is the same job, in any folder; tuning does not change it."""
     name = _job(folder).name
     same = flags.job_from_flags(
         {"model": "m", "input": (str(folder / "data/chat.jsonl"),), "output": str(folder / "out")},
@@ -174,11 +174,11 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
 
 
 def test_missing_flags_are_named(folder: Path) -> None:
-    """All of it, and once."""
+    """All of them, once."""
     with pytest.raises(JobError) as caught:
         flags.job_from_flags({}, folder)
 
-    assert str(caught.value) == "3 mistakes in the flags"
+    assert str(caught.value) == "3 mistakes in the options"
     assert caught.value.mistakes == (
         "--model: is missing: the model to run",
         "--input: is missing: the files with the rows",
@@ -197,7 +197,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
                 ' not "m;x"'
             ),
         ),
-        ({"input": ("none.jsonl",)}, "--input: names no existing file: HERE/none.jsonl"),
+        ({"input": ("none.jsonl",)}, "--input: no such file: HERE/none.jsonl"),
         (
             {"input": ("data", "prompts.txt")},
             '--input: should all have one format: "chat.jsonl" is jsonl, "prompts.txt" is text',
@@ -210,7 +210,10 @@ def test_missing_flags_are_named(folder: Path) -> None:
             ),
         ),
         ({"format": "xml"}, '--format: should be text, jsonl, csv or parquet, not "xml"'),
-        ({"output_format": "csv"}, '--output-format: should be parquet or jsonl, not "csv"'),
+        (
+            {"output_format": "csv"},
+            '--output-format: should be parquet, jsonl or openai, not "csv"',
+        ),
         ({"limit": 0}, "--limit: should be at least 1, not 0"),
         (
             {"name": "A B"},
@@ -238,7 +241,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
         ({"temperature": -1.0}, "--temperature: should be at least 0, not -1.0"),
         ({"replicas": "3-1"}, "--replicas: should have the minimum first: 1 to 3, not 3 to 1"),
         (
-            {"replicas": "2", "data_parallel_size": 2},
+            {"replicas": "2", "dp": 2},
             (
                 "--replicas: should be left out with `mode: data-parallel`: `data_parallel.size` is"
                 " its place"
@@ -264,7 +267,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
     ],
 )
 def test_a_mistake_names_the_flag(folder: Path, payload: dict[str, Any], expected: str) -> None:
-    """And nothing of files and lines, for there are none."""
+    """Without files and lines."""
     assert [line.replace(str(folder), "HERE") for line in _flag_mistakes(folder, **payload)] == [
         expected
     ]
@@ -276,8 +279,8 @@ def _over(folder: Path, extra: str = "", **options: Any) -> Job:
     return flags.job_from_file(path, options)
 
 
-def test_flags_over_a_file_say_how_it_runs(folder: Path) -> None:
-    """An argument by any spelling replaces the file's."""
+def test_flags_override_tuning_in_a_file(folder: Path) -> None:
+    """In any spelling of an argument."""
     job = _over(
         folder,
         "engine: {tp: 4, args: {max-model-len: 1, dtype: half}}",
@@ -310,7 +313,7 @@ def test_flags_over_a_class_are_about_its_replicas(folder: Path) -> None:
     )
 
 
-def test_what_a_job_means_stays_in_its_file(folder: Path) -> None:
+def test_flags_do_not_override_the_meaning_of_a_file(folder: Path) -> None:
     """Mistakes in the file and in the flags are reported together."""
     with pytest.raises(JobError) as caught:
         _over(folder, "keep: [row]", model="n", max_tokens=5, tp=0)
@@ -330,7 +333,7 @@ def test_what_a_job_means_stays_in_its_file(folder: Path) -> None:
 
 
 def test_flags_that_do_not_fit_the_file_are_named(folder: Path) -> None:
-    """`--tp` says nothing to a class, and ranks have no replicas."""
+    """A class ignores `--tp`, and ranks have no replicas."""
     with pytest.raises(JobError) as caught:
         _over(folder, "data_parallel: 2", replicas="2")
 
@@ -355,8 +358,8 @@ def test_flags_that_do_not_fit_the_file_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "- a", "engine: 5", "engine: [a]", "read: 5\nengine: {args: 5}"]
 )
-def test_flags_over_a_broken_file_give_its_mistakes(folder: Path, content: str) -> None:
-    """And nothing else."""
+def test_flags_over_a_broken_file(folder: Path, content: str) -> None:
+    """Only the file's mistakes are reported."""
     path = folder / "job.yaml"
     path.write_text(content)
 
@@ -371,7 +374,7 @@ def _mistakes(path: Path) -> list[str]:
 
 
 def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
-    """Short forms are filled in, names of arguments are Python's, and paths are absolute."""
+    """Short forms are expanded, argument names are Python's, and paths are absolute."""
     path = folder / "My Chat.yaml"
     path.write_text(GOOD)
 
@@ -401,7 +404,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
 
 
 def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -> None:
-    """Values, unknown keys, paths, templates and rules between keys, in one run."""
+    """Values, unknown keys, paths, templates and rules between keys."""
     path = folder / "bad.yaml"
     path.write_text(BAD)
 
@@ -422,7 +425,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
             "3: read.paths[2]: should not hold a key; give it to the containers with `secrets` in"
             " the inventory"
         ),
-        "3: read.paths[3]: names no existing file: UP/job/data/none.jsonl",
+        "3: read.paths[3]: no such file: UP/job/data/none.jsonl",
         "3: read: unknown key `formt`; did you mean `format`?",
         (
             "4: prompt.template: cannot reach `__class__`: a template can read values, not Python"
@@ -460,7 +463,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
     ]
 
 
-def test_missing_keys_leave_the_rest_to_be_checked(folder: Path) -> None:
+def test_missing_keys_do_not_hide_other_mistakes(folder: Path) -> None:
     """Input, output and prompt are missing, and a rule about another key is broken."""
     path = folder / "bad.yaml"
     path.write_text("model: org/m\nsampling: {min_tokens: 900}\n")
@@ -471,7 +474,7 @@ def test_missing_keys_leave_the_rest_to_be_checked(folder: Path) -> None:
     assert any("should be at most `max_tokens`" in line for line in missing)
 
 
-def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
+def test_the_error_has_a_count_and_a_hint(folder: Path) -> None:
     """One line above the mistakes, one below."""
     path = folder / "bad.yaml"
     path.write_text("read: data/chat.jsonl\nwrite: out\n")
@@ -484,12 +487,12 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
         caught.value.evidence
         == f"{path}:1: `model` is missing: Model to run, such as Qwen/Qwen3-8B; or `predict`"
     )
-    assert "examples/reference.yaml" in caught.value.hint
+    assert "`vlaunch schema --job`" in caught.value.hint
     assert caught.value.exit_code == 2
 
 
-def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder: Path) -> None:
-    """`read: [a, 5]` is reported, and so are the other mistakes."""
+def test_a_broken_short_form_does_not_hide_other_mistakes(folder: Path) -> None:
+    """`read: [a, 5]` and others are reported."""
     path = folder / "bad.yaml"
     path.write_text(
         "model: m\nread: [data/chat.jsonl, 5]\nwrite: out\nengine: {tp: x}\nkeep: [row]\n"
@@ -508,10 +511,9 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "1: the file is empty; `examples/reference.yaml` shows what to write"),
+        (b"", "1: the file is empty"),
         (b"- a", "1: should be a mapping that starts with `read:`, not a list"),
         (b"read: \xff", "1: the byte 0xff is not UTF-8; save the file as UTF-8"),
-        (b"#" * (1024 * 1024 + 1), "1: is larger than 1024 KiB, too large for any job file"),
         (
             b"a: [",
             (
@@ -522,7 +524,7 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
     ],
 )
 def test_an_unusable_file_is_a_single_line(folder: Path, content: bytes, expected: str) -> None:
-    """Before anything in it is believed."""
+    """Before any of its content."""
     path = folder / "job.yaml"
     path.write_bytes(content)
 
@@ -530,10 +532,12 @@ def test_an_unusable_file_is_a_single_line(folder: Path, content: bytes, expecte
     assert line.startswith(f"{path}:{expected[:40]}")
 
 
-def test_a_missing_file_is_reported(folder: Path) -> None:
-    """With the reason of the system."""
-    assert _mistakes(folder / "none.yaml") == [
-        f"{folder / 'none.yaml'}:1: cannot be read: no such file or directory"
+def test_a_file_that_cannot_be_read_is_reported(folder: Path) -> None:
+    """With the reason, without a line."""
+    assert _mistakes(folder / "none.yaml") == ["no such file or directory"]
+    (folder / "large.yaml").write_bytes(b"#" * (1024 * 1024 + 1))
+    assert _mistakes(folder / "large.yaml") == [
+        "it is larger than 1024 KiB, too large for any job file"
     ]
 
 
@@ -549,12 +553,12 @@ def test_a_missing_file_is_reported(folder: Path) -> None:
     ],
 )
 def test_a_files_name_gives_the_jobs_name(stem: str, name: str) -> None:
-    """In the letters that a name may have; nothing when none is left."""
+    """In valid characters; empty without any."""
     assert job_name(Path(f"/x/{stem}.yaml")) == name
 
 
 def test_an_underivable_name_is_required(folder: Path) -> None:
-    """Instead of making one up."""
+    """Names are not invented."""
     path = folder / "é.yaml"
     path.write_text(GOOD)
 

@@ -1,4 +1,4 @@
-"""Whatever a job file holds, loading gives a job or JobError, and nothing else."""
+"""Any job file: loading gives a job or JobError."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _load(text: str, folder: Path) -> None:
 @fuzz.quick
 @given(content=st.binary(max_size=300))
 def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
-    """Anything at all."""
+    """Any content."""
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
     try:
@@ -78,21 +78,21 @@ def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
 @fuzz.quick
 @given(text=fuzz.yamls_own)
 def test_text_of_yamls_own_characters(folder: Path, text: str) -> None:
-    """Anything that may trip the parser."""
+    """Difficult for the parser."""
     _load(text, folder)
 
 
 @fuzz.quick
 @given(data=st.dictionaries(st.sampled_from(_KEYS), _values, max_size=8))
 def test_valid_keys_with_arbitrary_values(folder: Path, data: dict[str, object]) -> None:
-    """Anything where something else belongs."""
+    """With values of other types."""
     _load(yaml.safe_dump(data, allow_unicode=True), folder)
 
 
 @fuzz.quick
 @given(section=st.sampled_from(sorted(fields_of(JobFile))), value=_values)
-def test_a_good_job_with_one_arbitrary_section(folder: Path, section: str, value: object) -> None:
-    """The rules run on what is left."""
+def test_a_valid_job_with_an_arbitrary_section(folder: Path, section: str, value: object) -> None:
+    """The rules run on the rest."""
     good = {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": "{{ a }}"}
     _load(yaml.safe_dump(good | {section: value}, allow_unicode=True), folder)
 
@@ -113,6 +113,6 @@ def test_arbitrary_templates(folder: Path, template: str) -> None:
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_examples_with_lines_and_characters_changed(folder: Path, path: Path) -> None:
-    """Near the truth is where mistakes are made."""
+    """Nearly valid files are the most common mistakes."""
     for text in fuzz.near(path.read_text(encoding="utf-8")):
         _load(text, folder)

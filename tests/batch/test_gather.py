@@ -1,6 +1,4 @@
-"""Gathering where the head is slow to answer, or does not; what is fetched is tested with the
-command.
-"""
+"""Gathering from a slow or silent head; the command's tests cover the fetched files."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ FILES = {
 
 
 def read(path: str) -> Iterator[bytes]:
-    """Yield what a healthy head has."""
+    """Yield a healthy head's output."""
     yield json.dumps(FILES).encode() if path == "/w/j/outputs.json" else DATA[:50]
     if path == "/w/j/output/rows/part-000001.jsonl":
         yield from (DATA[at : at + 50] for at in range(50, len(DATA), 50))
@@ -53,7 +51,7 @@ def run(
     read: Callable[[str], Iterator[bytes]] = read,
     answer: Answer = Answer(node="n1", code=0, out='{"files": 1}'),  # noqa: B008
 ) -> list[Event]:
-    """Gather into a folder; a question and a block cost a second."""
+    """Gather into a folder; queries and blocks take a second."""
     now = [0.0]
 
     def ask(command: Command) -> Answer:
@@ -75,7 +73,7 @@ def run(
 
 
 def test_a_connection_may_break(tmp_path: Path) -> None:
-    """The file is read again, from its beginning."""
+    """The file is read again from its beginning."""
     prompts: list[str] = []
 
     def breaking(path: str) -> Iterator[bytes]:
@@ -91,7 +89,7 @@ def test_a_connection_may_break(tmp_path: Path) -> None:
     assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
-def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
+def test_a_lost_connection(tmp_path: Path) -> None:
     """Gathering gives up after a while; the output stays on the head."""
 
     def lost(_: str) -> Iterator[bytes]:
@@ -105,7 +103,7 @@ def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_list_is_not_queried_again(tmp_path: Path) -> None:
-    """It would come again."""
+    """It would not improve."""
     prompts: list[str] = []
 
     def nonsense(path: str) -> Iterator[bytes]:
@@ -145,12 +143,12 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_head_without_output(tmp_path: Path) -> None:
-    """Is not taken for one of which everything is there already."""
+    """It must not count as complete."""
     with pytest.raises(NodeError, match="no longer has any output of `j`"):
         run(tmp_path, lambda _: iter([b'{"files": []}']))
 
 
-def test_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not fill this machine's memory."""
     monkeypatch.setattr("launcher.batch.gather._MAX_LIST_BYTES", 1000)
     with pytest.raises(BatchError, match="too long"):

@@ -27,7 +27,7 @@ def _path_error(folder: Path, text: str) -> str:
 
 
 def test_files_folders_and_patterns_in_the_order_of_their_names(folder: Path) -> None:
-    """Hidden files and those of other tools are left out, at any depth."""
+    """Hidden files and those of other tools are omitted, at any depth."""
     (folder / "data" / "a").mkdir()
     (folder / "data" / "a" / "z.jsonl").write_text("{}\n")
     (folder / "data" / "_old").mkdir()
@@ -42,8 +42,8 @@ def test_files_folders_and_patterns_in_the_order_of_their_names(folder: Path) ->
     assert _labels(folder, "data/.hidden.jsonl") == [".hidden.jsonl"]
 
 
-def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
-    """Not a pattern; also as a folder on the way to one."""
+def test_an_existing_name_with_brackets_is_no_pattern(folder: Path) -> None:
+    """As a file or as a folder."""
     (folder / "a[1]").mkdir()
     (folder / "a[1]" / "x[2].jsonl").write_text("{}\n")
 
@@ -51,12 +51,12 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
     assert _labels(folder, "a[1]/*.jsonl") == ["x[2].jsonl"]
     assert (
         _path_error(folder, "a[1]/none.jsonl")
-        == f"names no existing file: '{folder / 'a[1]' / 'none.jsonl'}'"
+        == f"no such file: '{folder / 'a[1]' / 'none.jsonl'}'"
     )
 
 
 def test_no_match_is_reported_with_the_path(folder: Path) -> None:
-    """So that the typing mistake is seen."""
+    """To show the typing mistake."""
     (folder / "empty").mkdir()
 
     assert (
@@ -65,31 +65,28 @@ def test_no_match_is_reported_with_the_path(folder: Path) -> None:
     )
     assert _path_error(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
     assert (
-        _path_error(folder, "data/none.jsonl")
-        == f"names no existing file: {folder / 'data' / 'none.jsonl'}"
+        _path_error(folder, "data/none.jsonl") == f"no such file: {folder / 'data' / 'none.jsonl'}"
     )
     assert (
         _path_error(folder, "data/*.csv")
-        == f'names no existing file: nothing matches "data/*.csv" in {folder / "data"}'
+        == f'no such file: nothing matches "data/*.csv" in {folder / "data"}'
     )
-    assert _path_error(folder, "none/*.csv") == f"names no existing file: {folder / 'none'}"
+    assert _path_error(folder, "none/*.csv") == f"no such file: {folder / 'none'}"
     assert (
         _path_error(folder, "empty")
-        == f'names no existing file: nothing matches "empty" in {folder / "empty"}'
+        == f'no such file: nothing matches "empty" in {folder / "empty"}'
     )
 
 
-def test_what_is_no_file_is_refused(folder: Path) -> None:
-    """A pipe would be waited for, a device never ends, and a link to a folder may lead in a
-    circle.
-    """
+def test_special_files_are_rejected(folder: Path) -> None:
+    """A pipe would block, a device never ends, and a link to a folder may be a loop."""
     os.mkfifo(folder / "pipe")
     (folder / "broken").symlink_to(folder / "nothing")
     (folder / "tree").mkdir()
     (folder / "tree" / "loop").symlink_to(folder)
 
     assert _path_error(folder, "pipe") == '"pipe" is not a regular file'
-    assert _path_error(folder, "broken") == f"names no existing file: {folder / 'nothing'}"
+    assert _path_error(folder, "broken") == f"no such file: {folder / 'nothing'}"
     assert (
         _path_error(folder, "tree/*")
         == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
@@ -101,15 +98,15 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
     assert "outside the job's folder" in _path_error(folder, "/dev/zero")
 
 
-def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before they are all looked at."""
+def test_too_many_files_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before all are read."""
     monkeypatch.setattr(inputs, "MAX_FILES", 1)
 
     assert _path_error(folder, "data") == '"data" names more than 1 files'
 
 
 def test_a_file_is_read_once(mistakes: Mistakes, folder: Path) -> None:
-    """Each row has one answer: by whatever names it is reached."""
+    """For any of its names, so that rows have one answer."""
     (folder / "data" / "again.jsonl").symlink_to(folder / "data" / "chat.jsonl")
 
     assert mistakes(read="read: data") == [
@@ -122,7 +119,7 @@ def test_a_file_is_read_once(mistakes: Mistakes, folder: Path) -> None:
 
 
 def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: Path) -> None:
-    """Rows first, in their order, by safe names; then code by its own."""
+    """Rows first, in order, under safe names; then code under its own."""
     (folder / "odd").mkdir()
     (folder / "odd" / "chat.jsonl").write_text("x" * 5_000_000)
     (folder / "odd" / "a b;c.jsonl").write_text("")
@@ -148,18 +145,18 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
 
 
 def test_a_vanished_file_is_reported(load_text: Load, folder: Path) -> None:
-    """Between the check and the reading."""
+    """Between check and transfer."""
     job = load_text()
     (folder / "data" / "chat.jsonl").unlink()
 
     with pytest.raises(RequestError) as caught:
         inputs.read_shipped(job)
     assert str(caught.value) == "cannot read the input of `test`"
-    assert f"names no existing file: {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
+    assert f"no such file: {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
 
 def test_a_link_created_after_the_check_is_not_followed(load_text: Load, folder: Path) -> None:
-    """Bounds are checked again when a file is read."""
+    """Paths are checked again when a file is read."""
     job = load_text()
     outside = folder.parent / "secret"
     outside.write_text("secret")
@@ -171,10 +168,10 @@ def test_a_link_created_after_the_check_is_not_followed(load_text: Load, folder:
     assert "outside the job's folder" in caught.value.evidence
 
 
-def test_large_code_is_refused(
+def test_large_code_is_rejected(
     load_text: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it together."""
+    """By total size."""
     monkeypatch.setattr(inputs, "MAX_CODE_BYTES", 2**20)
     (folder / "a.bin").write_bytes(bytes(600_000))
     (folder / "b.bin").write_bytes(bytes(600_000))
@@ -186,7 +183,7 @@ def test_large_code_is_refused(
 
 
 def test_line_ends_stay_unchanged(load_text: Load, folder: Path) -> None:
-    """The reader knows them; the bytes are the user's."""
+    """Readers handle them."""
     content = textwrap.dedent("""{"text": "a"}\r\n{"text": "b"}\r\n""").encode()
     (folder / "data" / "chat.jsonl").write_bytes(content)
 
@@ -211,13 +208,13 @@ def test_line_ends_stay_unchanged(load_text: Load, folder: Path) -> None:
         ("folder", None),
     ],
 )
-def test_an_ending_shows_the_format(name: str, format: str | None) -> None:
-    """Packed or not; a JSON file may be one value or many, so its ending shows nothing."""
+def test_a_suffix_shows_the_format(name: str, format: str | None) -> None:
+    """Compressed or not; .json is ambiguous and shows none."""
     assert inputs.format_of(name) == format
 
 
 def test_all_input_has_the_same_format(mistakes: Mistakes, load_text: Load) -> None:
-    """Two differing files are named."""
+    """Two different files are named."""
     assert mistakes(read="read: [data, prompts.txt]") == [
         '2: read: should all have one format: "chat.jsonl" is jsonl, "prompts.txt" is text'
     ]
@@ -225,7 +222,7 @@ def test_all_input_has_the_same_format(mistakes: Mistakes, load_text: Load) -> N
 
 
 def test_an_unknown_format_is_required(mistakes: Mistakes, load_text: Load) -> None:
-    """Of folders elsewhere, whose files are not seen from here."""
+    """For folders elsewhere, with unknown files."""
     assert mistakes(read="read: nodes:/data/in") == [
         '2: read: the ending of "in" shows no format; write `format`: text, jsonl, csv or parquet'
     ]

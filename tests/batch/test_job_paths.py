@@ -1,4 +1,4 @@
-"""Resolution of paths within the user's bounds."""
+"""Resolution of paths within the user's limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _path_error(path: Path) -> str:
 
 
 def test_a_path_may_not_leave_the_jobs_folder(mistakes: Mistakes, folder: Path) -> None:
-    """Neither by `..`, nor absolute, nor as input, code or output."""
+    """Neither by `..` nor absolute, for input, code and output."""
     outside = folder.parent / "secret.jsonl"
     outside.write_text("{}\n")
 
@@ -39,7 +39,7 @@ def test_a_path_may_not_leave_the_jobs_folder(mistakes: Mistakes, folder: Path) 
 def test_a_home_path_is_expanded(
     mistakes: Mistakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Which is not the job's."""
+    """It is outside the job's folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     (line,) = mistakes(read="read: ~/.ssh/id_ed25519")
@@ -48,7 +48,7 @@ def test_a_home_path_is_expanded(
 
 @pytest.mark.parametrize("read", ["data/link.jsonl", "data", "data/*.jsonl", "linked/secret.jsonl"])
 def test_a_link_may_not_lead_out_either(mistakes: Mistakes, folder: Path, read: str) -> None:
-    """Wherever it stands: named, below a folder, behind a pattern, or a folder on the way."""
+    """As a file, below a folder, in a pattern's match, or as a parent folder."""
     outside = folder.parent / "elsewhere"
     outside.mkdir()
     (outside / "secret.jsonl").write_text("{}\n")
@@ -59,7 +59,7 @@ def test_a_link_may_not_lead_out_either(mistakes: Mistakes, folder: Path, read: 
     assert f"leads to {outside / 'secret.jsonl'}, outside the job's folder" in line
 
 
-def test_allowed_folders_are_led_into(load_text: Load, folder: Path) -> None:
+def test_allowed_folders_are_accepted(load_text: Load, folder: Path) -> None:
     """For input, code and output alike."""
     other = folder.parent / "other"
     other.mkdir()
@@ -81,7 +81,7 @@ def test_allowed_folders_are_led_into(load_text: Load, folder: Path) -> None:
 
 
 def test_a_loop_of_links_is_reported(folder: Path) -> None:
-    """Instead of being followed forever."""
+    """Without following it forever."""
     (folder / "a").symlink_to(folder / "b")
     (folder / "b").symlink_to(folder / "a")
 
@@ -91,12 +91,12 @@ def test_a_loop_of_links_is_reported(folder: Path) -> None:
     except PathError as error:
         assert "cannot be followed" in str(error)
         assert "loop of symbolic links" in str(error)
-    if source is not None:  # Python 3.13 resolves a loop to itself; then it is no file
+    if source is not None:  # Python 3.13 resolves a loop to itself, which is no file
         assert source.text.startswith(str(folder))
 
 
 def test_control_characters_are_escaped_on_a_single_line(folder: Path) -> None:
-    """A name on disk may hold anything."""
+    """File names may contain anything."""
     (folder / "evil").symlink_to("/tmp/a\nhint: run `rm -rf`")
 
     text = _path_error(folder / "evil")
@@ -154,10 +154,8 @@ def test_control_characters_are_escaped_on_a_single_line(folder: Path) -> None:
         ),
     ],
 )
-def test_addresses_are_those_the_cluster_reads(
-    folder: Path, text: str, where: str, path: str
-) -> None:
-    """Without keys in it, and without ways up."""
+def test_valid_addresses(folder: Path, text: str, where: str, path: str) -> None:
+    """Without keys, and without `..`."""
     try:
         source = job_paths.parse_source(text, PathBounds(folder=folder, inside=(folder,)))
     except PathError as error:
@@ -188,7 +186,7 @@ def test_addresses_are_those_the_cluster_reads(
         ),
     ],
 )
-def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, expected: str) -> None:
+def test_output_goes_into_its_own_folder(folder: Path, text: str, expected: str) -> None:
     """Never over a file."""
     with pytest.raises(PathError) as caught:
         job_paths.parse_target(text, PathBounds(folder=folder))
@@ -197,7 +195,7 @@ def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, expected
 
 
 def test_flags_may_name_any_path(folder: Path) -> None:
-    """They are the user's own."""
+    """The user has typed them."""
     source = job_paths.parse_source("/etc/hostname", PathBounds(folder=folder))
 
     assert (source.where, source.text) == ("control", str(Path("/etc/hostname").resolve()))

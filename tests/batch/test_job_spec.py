@@ -1,4 +1,4 @@
-"""`job.json`, and what a job's answers follow from."""
+"""`job.json`, and the identity of a job's answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _digest(job: Job, inventory: Inventory) -> str:
 
 
 def test_the_spec_is_complete(load_text: Load, inventory: Inventory) -> None:
-    """Paths as it sees them: shipped input lies in the job's folder on the head."""
+    """With the container's paths: shipped input is in the job's folder on the head."""
     job = load_text(
         f"{_CHAT}\nkeep: {{id: integer}}\nengine: {{placement: strict-pack}}",
         read="read: [data, 'nodes:/data/in/*.jsonl']",
@@ -65,7 +65,7 @@ def test_the_spec_is_complete(load_text: Load, inventory: Inventory) -> None:
 
 
 def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -> None:
-    """A vector is no answer; a job from before there were other tasks is the same as ever."""
+    """A vector is no answer; the identity of jobs without a task is unchanged."""
     text, vector = load_text(), load_text("task: embed")
 
     assert "task" not in _described(text, inventory)["meaning"]
@@ -89,10 +89,10 @@ def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -
         ),
     ],
 )
-def test_the_driver_reads_what_is_written(
+def test_launcher_and_driver_agree(
     load_text: Load, inventory: Inventory, tmp_path: Path, extra: str, model: str | None
 ) -> None:
-    """Launcher and driver agree on every key."""
+    """On every key."""
     payload = {**_described(load_text(extra, model=model), inventory), "retry_errors": True}
     (tmp_path / "job.json").write_text(json.dumps(payload))
 
@@ -138,8 +138,10 @@ def test_ranks_receive_the_nodes_with_the_head_first(load_text: Load, inventory:
         "limits: {restarts: 1, stall: 5, errors: 2}",
     ],
 )
-def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, extra: str) -> None:
-    """It gives the same answers."""
+def test_tuning_does_not_change_the_identity(
+    load_text: Load, inventory: Inventory, extra: str
+) -> None:
+    """The answers are the same."""
     assert _digest(load_text(extra), inventory) == _digest(load_text(), inventory)
     other = load_text(write="write: {path: elsewhere, rows_per_file: 5, seconds: 5}")
     assert _digest(other, inventory) == _digest(load_text(), inventory)
@@ -170,17 +172,17 @@ def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, e
         ("engine: {args: {reasoning_parser: qwen3}}", {}),
     ],
 )
-def test_what_a_job_means_may_not_change(
+def test_other_changes_change_the_identity(
     load_text: Load, inventory: Inventory, extra: str, top: dict[str, str]
 ) -> None:
-    """Half of its answers would be others."""
+    """Half of the answers would differ."""
     assert _digest(load_text(extra, **top), inventory) != _digest(load_text(), inventory)
 
 
 def test_contents_count_and_folders_do_not(
     load_text: Load, inventory: Inventory, folder: Path
 ) -> None:
-    """A job that was moved is the same; one whose input was edited is not."""
+    """A moved job is the same; one with edited input is not."""
     before = _digest(load_text("predict: mine.py:Mine", model=None), inventory)
     moved = folder / "moved"
     moved.mkdir()
@@ -202,7 +204,7 @@ def test_contents_count_and_folders_do_not(
 
 
 def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> None:
-    """Rows are known by their numbers."""
+    """Rows are identified by number."""
     spec = load_text(read="read: [data/chat.jsonl, data/more.jsonl]")
     other = load_text(read="read: [data/more.jsonl, data/chat.jsonl]")
 
@@ -210,14 +212,12 @@ def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> Non
 
 
 @pytest.mark.parametrize("length", [8, 80])
-def test_a_job_of_too_many_files_is_refused(
+def test_a_job_with_too_many_files_is_rejected(
     load_text: Load, inventory: Inventory, length: int
 ) -> None:
-    """Before any is sent: what the head says of the job, with the files that it has of it, must
-    come back in one answer.
-    """
+    """Before any transfer: the head's description of the job must fit in one answer."""
 
-    def told(number: int) -> tuple[dict[str, Any], dict[str, int]]:
+    def make_spec(number: int) -> tuple[dict[str, Any], dict[str, int]]:
         names = [f"{at:0{length}}" for at in range(number)]
         files = [
             inputs.ShippedFile(
@@ -234,10 +234,10 @@ def test_a_job_of_too_many_files_is_refused(
             file.to: file.bytes for file in files
         }
 
-    item = len(json.dumps(told(10_000)[0])) / 10_000
-    answer = json.dumps(told(int(0.97 * job_spec.MAX_BYTES / item)))
+    item = len(json.dumps(make_spec(10_000)[0])) / 10_000
+    answer = json.dumps(make_spec(int(0.97 * job_spec.MAX_BYTES / item)))
     with pytest.raises(RequestError, match="the description of `test` is too long") as caught:
-        told(int(1.03 * job_spec.MAX_BYTES / item))
+        make_spec(int(1.03 * job_spec.MAX_BYTES / item))
 
     assert job_spec.MAX_BYTES < len(answer) < 0.9 * output.LIMIT
     assert "at most 5,242,880" in caught.value.evidence
@@ -245,7 +245,7 @@ def test_a_job_of_too_many_files_is_refused(
 
 
 def test_an_input_of_any_name_counts(load_text: Load, inventory: Inventory, folder: Path) -> None:
-    """Also one named like a key of the identity."""
+    """Even one named like a key of the identity."""
     (folder / "data" / "order").write_text('{"text": "a"}\n')
     text = "read: {paths: data/order, format: jsonl}"
     before = _digest(load_text(read=text), inventory)

@@ -1,4 +1,4 @@
-"""Commands for the job store and parsers of its answers, including those of a lying head."""
+"""Commands for the job store and parsers of its answers, including a hostile head's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer(payload: object, *, code: int = 0) -> Answer:
 
 
 def test_commands() -> None:
-    """Word for word as the program in the container takes them."""
+    """With the program's exact arguments."""
     program = ("python3", "/opt/vlaunch/batch.pyz")
 
     assert job_store.build_command("list", "/a") == (*program, "list", "/a")
@@ -34,12 +34,12 @@ def test_commands() -> None:
 
 
 def test_a_missing_job() -> None:
-    """Is no error."""
+    """No error."""
     assert job_store.parse_entry(answer({"absent": True})).absent
 
 
 def test_a_job() -> None:
-    """Everything that decides what the same command means now."""
+    """All fields that a repeated command depends on."""
     payload = {
         "name": "j",
         "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}},
@@ -66,8 +66,8 @@ def test_a_job() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", "A", "x" * 41, "x\ny"])
-def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
-    """Names that would become part of a path or command line are not accepted from a node."""
+def test_invalid_names_are_not_listed(name: str) -> None:
+    """Names from a node become parts of paths and command lines."""
     assert (
         job_store.parse_list(
             answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]})
@@ -77,7 +77,7 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
 
 
 def outputs(files: Any) -> tuple[OutputFile, ...]:
-    """Read a list of files as a head would write it."""
+    """Parse a head's list of files."""
     return job_store.parse_outputs("n1", json.dumps({"files": files}))
 
 
@@ -99,7 +99,7 @@ def outputs(files: Any) -> tuple[OutputFile, ...]:
     ],
 )
 def test_a_hostile_head_names_no_other_files(path: str) -> None:
-    """Only what a job of vlaunch writes is ever fetched."""
+    """Only files that vlaunch jobs write are ever fetched."""
     with pytest.raises(UnreadableAnswer, match="no vlaunch job writes"):
         outputs([{"path": path, "bytes": 1, "sha256": SHA}])
 
@@ -118,8 +118,8 @@ def test_a_hostile_head_names_no_other_files(path: str) -> None:
         7,
     ],
 )
-def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
-    """Is no list of files."""
+def test_an_invalid_list_of_files(files: Any) -> None:
+    """An error."""
     with pytest.raises(UnreadableAnswer):
         outputs(files)
 
@@ -144,15 +144,15 @@ def test_output_files() -> None:
     ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999],
 )
 def test_no_answer(expected: str) -> None:
-    """Its own error is reported verbatim; anything else is no answer."""
+    """The program's own error is reported verbatim; other output is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
         job_store.parse_answer(answer(expected, code=1))
 
     assert ("no such job" in raised.value.message) == ("error" in expected)
 
 
-def test_a_look_at_a_running_job() -> None:
-    """Ray's status, the driver's progress, and log lines, in which progress bars use carriage
+def test_a_running_job() -> None:
+    """Ray's status, the driver's progress, and log lines; progress bars in them use carriage
     returns.
     """
     payload = {
@@ -181,8 +181,8 @@ def test_a_look_at_a_running_job() -> None:
         {"job": 7},
     ],
 )
-def test_a_look_that_says_nothing(payload: dict[str, Any]) -> None:
-    """Silence is not taken for an end."""
+def test_an_empty_answer(payload: dict[str, Any]) -> None:
+    """Silence is no end."""
     with pytest.raises(UnreadableAnswer):
         job_store.parse_follow(answer(payload))
 
@@ -203,7 +203,7 @@ def test_a_look_that_says_nothing(payload: dict[str, Any]) -> None:
         },
     ],
 )
-def test_progress_of_another_kind(expected: object) -> None:
+def test_invalid_progress(expected: object) -> None:
     """An invalid number becomes zero, without an exception."""
     progress = parse_progress(expected)
 
@@ -211,7 +211,7 @@ def test_progress_of_another_kind(expected: object) -> None:
 
 
 def test_a_drivers_error_keeps_its_lines() -> None:
-    """Evidence has several; a message is one."""
+    """Evidence has several; a message has one."""
     error = {"message": "it\nbroke", "evidence": "one\ntwo", "hint": "do\nthis"}
     progress = parse_progress({"state": "failed", "error": error})
 
@@ -221,8 +221,8 @@ def test_a_drivers_error_keeps_its_lines() -> None:
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
-def test_numbers_that_no_job_has(number: str) -> None:
-    """They are dropped, and the rest is read."""
+def test_impossible_numbers(number: str) -> None:
+    """They are dropped; other fields are parsed."""
     result = parse_progress(
         json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
     )

@@ -1,5 +1,5 @@
-"""`vlaunch jobs`, `stop JOB` and `status` where batch jobs run, on simulated nodes with the real
-job store.
+"""`vlaunch jobs`, `stop JOB` and `status` with batch jobs, on simulated nodes with the real job
+store.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from launcher.app import refusal
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
@@ -63,8 +64,8 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
 @pytest.mark.parametrize(
     ("state", "status", "shown", "expected"),
     [
-        ("running", "FAILED", "interrupted", "the same `vlaunch batch` continues"),
-        ("running", "ABSENT", "interrupted", "the same `vlaunch batch` continues"),
+        ("running", "FAILED", "interrupted", "run the same `vlaunch batch` again"),
+        ("running", "ABSENT", "interrupted", "run the same `vlaunch batch` again"),
         ("done", "SUCCEEDED", "done", ""),
         ("failed", "FAILED", "failed", "it broke"),
         ("stopped", "STOPPED", "stopped", ""),
@@ -106,34 +107,34 @@ def test_only_the_head_is_queried(running: Batch) -> None:
 
 
 @pytest.mark.parametrize("argv", [("jobs",), ("stop", "job", "--dry-run")])
-def test_to_look_changes_nothing(running: Batch, argv: tuple[str, ...]) -> None:
-    """It takes no lock: `up` copies a missing node program."""
+def test_queries_change_nothing(running: Batch, argv: tuple[str, ...]) -> None:
+    """And take no lock, while `up` copies a missing node program."""
     world = running.cluster.world
     del world.machines["gpu01"].files["payload/batch.pyz"]
     before = len(world.changes)
     ran = running.cluster.run(*argv)
 
     assert (ran.code, len(world.changes)) == (1, before)
-    assert "gpu01: has outdated node programs" in ran.err
+    assert "gpu01: its node programs are outdated" in ran.err
     assert "hint: run `vlaunch up`" in ran.err
 
 
-def test_a_job_that_runs_is_not_removed(running: Batch) -> None:
-    """It is stopped first."""
-    ran = running.cluster.run("jobs", "--remove", "job")
+def test_a_running_job_is_not_removed(running: Batch) -> None:
+    """It must be stopped first."""
+    ran = running.cluster.run("jobs", "remove", "job")
 
     assert (ran.code, running.verbs(), running.work.exists()) == (2, [], True)
     assert "vlaunch stop job" in ran.err
 
 
-def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
-    """Its folder on the head; what was gathered stays."""
+def test_a_finished_job_is_removed(batch: Batch) -> None:
+    """Its folder on the head; gathered output stays."""
     batch.run()
     batch.verbs()
-    refused = batch.cluster.run("jobs", "--remove", "job")
+    refused = batch.cluster.run("jobs", "remove", "job")
     assert (refused.code, batch.verbs()) == (2, [])
     assert "no terminal to confirm: Remove job, with the results on the head?" in refused.err
-    ran = batch.cluster.run("jobs", "--remove", "job", "--yes")
+    ran = batch.cluster.run("jobs", "remove", "job", "--yes")
 
     assert (ran.code, batch.verbs(), batch.work.exists()) == (0, ["remove"], False), ran.err
     assert len(batch.answers()) == 10
@@ -142,22 +143,24 @@ def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
 def test_a_missing_job(batch: Batch) -> None:
     """A similar name is suggested."""
     batch.run()
-    ran = batch.cluster.run("jobs", "--remove", "jop")
+    ran = batch.cluster.run("jobs", "remove", "jop")
 
     assert ran.code == 2
     assert "no batch job `jop`; did you mean `job`?" in ran.err
+    log = refusal.load("c")
+    assert log is not None and log.title == "vlaunch jobs remove"
 
 
 def test_stop_a_job(running: Batch) -> None:
-    """Its Ray job ends; what it did stays, and the same command goes on."""
+    """Its Ray job stops; finished rows stay, and the same command resumes."""
     ran = running.cluster.run("stop", "job")
 
     assert (ran.code, running.verbs(), running.work.exists()) == (0, ["stop"], True), ran.err
-    assert "stopped job; the same `vlaunch batch` continues" in ran.err
+    assert "stopped job; to resume, run the same `vlaunch batch` again" in ran.err
 
 
 def test_stop_a_job_that_does_not_run(batch: Batch) -> None:
-    """Nothing to do is no error."""
+    """No error."""
     batch.run()
     batch.verbs()
     ran = batch.cluster.run("stop", "job")
@@ -180,7 +183,7 @@ def test_a_driver_that_ray_has_forgotten(running: Batch) -> None:
 
 
 def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reported with its remains."""
+    """Reported with its processes."""
     world, answer = running.cluster.world, running.cluster.world.answer
 
     def stubborn(command: Command) -> Answer | None:
@@ -192,7 +195,7 @@ def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatc
     ran = running.cluster.run("stop", "job")
 
     assert ran.code == 1
-    assert "job batch-job-1 is RUNNING within 60s" in ran.err
+    assert "timed out after 60s: job batch-job-1 is RUNNING" in ran.err
 
 
 def test_stop_without_a_name_is_about_the_server(running: Batch) -> None:
@@ -204,7 +207,7 @@ def test_stop_without_a_name_is_about_the_server(running: Batch) -> None:
 
 
 def test_a_dry_run_of_a_stop(running: Batch) -> None:
-    """Prints what would be sent."""
+    """It prints the commands."""
     ran = running.cluster.run("stop", "job", "--dry-run")
 
     assert (ran.code, running.verbs()) == (0, [])
@@ -212,7 +215,7 @@ def test_a_dry_run_of_a_stop(running: Batch) -> None:
 
 
 def test_status_has_a_line_per_running_job(running: Batch) -> None:
-    """With its progress; jobs that are over are not among them."""
+    """With its progress; without finished jobs."""
     ran = running.cluster.run("status")
     running.cluster.world.jobs[0]["status"] = "FAILED"
     over = running.cluster.run("status")
@@ -222,14 +225,14 @@ def test_status_has_a_line_per_running_job(running: Batch) -> None:
 
 
 def test_status_as_json(running: Batch) -> None:
-    """The same for machines."""
+    """The same for programs."""
     (job,) = json.loads(running.cluster.run("status", "--json").out)["batches"]
 
     assert (job["name"], job["state"], job["done"]) == ("job", "running", 4)
 
 
-def test_a_head_that_draws_on_the_terminal(running: Batch) -> None:
-    """Its texts are shown without codes."""
+def test_texts_of_the_head_are_sanitized(running: Batch) -> None:
+    """Without terminal codes."""
     path = running.work / "progress.json"
     text = "\x1b[2J\x1b]0;title\x07red [bold]"
     path.write_text(json.dumps({**json.loads(path.read_text()), "state": "waiting", "text": text}))
@@ -240,7 +243,7 @@ def test_a_head_that_draws_on_the_terminal(running: Batch) -> None:
 
 
 @pytest.mark.parametrize("command", ["jobs", "stop"])
-def test_a_head_that_does_not_run(running: Batch, command: str) -> None:
+def test_a_stopped_head(running: Batch, command: str) -> None:
     """`vlaunch up` comes first."""
     running.cluster.world.stop("gpu01")
     ran = running.cluster.run(command, *(["job"] if command == "stop" else []))

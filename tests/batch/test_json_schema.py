@@ -29,7 +29,7 @@ def test_the_file_in_the_package_is_the_schema() -> None:
 
 
 def test_it_is_a_valid_schema() -> None:
-    """Of the draft that it names."""
+    """Of its named draft."""
     jsonschema.Draft202012Validator.check_schema(json_schema(JobFile))
 
 
@@ -74,8 +74,8 @@ def test_it_accepts_what_the_loader_accepts(extra: dict[str, object]) -> None:
         {"limits": {"errors": -1}},
     ],
 )
-def test_it_refuses_what_the_loader_refuses(extra: dict[str, object]) -> None:
-    """As far as a schema can tell: rules between keys are the loader's."""
+def test_it_rejects_what_the_loader_rejects(extra: dict[str, object]) -> None:
+    """Except for rules between keys, which only the loader has."""
     assert not _valid(GOOD | extra)
 
 

@@ -1,4 +1,4 @@
-"""The folder that a batch's output is gathered in; whose it may be is tested with the command."""
+"""The local output folder of a batch job; the command's tests cover ownership."""
 
 from __future__ import annotations
 

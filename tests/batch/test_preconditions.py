@@ -26,10 +26,10 @@ from tests.batch.conftest import Load
         ("", {"write": "write: s3://b/out"}),
     ],
 )
-def test_what_fits_is_let_through(
+def test_jobs_that_fit(
     load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None]
 ) -> None:
-    """The least that it needs is there; the most may be more than there is."""
+    """The minimum is available; the maximum may exceed the cluster."""
     preconditions.check_fit(load_text(extra, **top), inventory)
 
 
@@ -56,10 +56,10 @@ def test_what_fits_is_let_through(
         ),
     ],
 )
-def test_impossible_jobs_are_refused_first(
+def test_impossible_jobs_are_rejected_first(
     load_text: Load, inventory: Inventory, extra: str, expected: str
 ) -> None:
-    """Instead of waiting forever."""
+    """Without waiting forever."""
     with pytest.raises(PlacementError) as caught:
         preconditions.check_fit(load_text(extra), inventory)
 
@@ -68,7 +68,7 @@ def test_impossible_jobs_are_refused_first(
 
 
 def test_a_class_needs_a_node_with_its_gpus(load_text: Load, inventory: Inventory) -> None:
-    """With `accelerator: cpu` they are slots, as they are for vLLM."""
+    """With `accelerator: cpu` they are slots, as in vLLM."""
     job = load_text("predict: {class: 'a:B', num_gpus: 0.5}", model=None)
 
     preconditions.check_fit(job, inventory)
@@ -79,10 +79,8 @@ def test_a_class_needs_a_node_with_its_gpus(load_text: Load, inventory: Inventor
         )
 
 
-def test_paths_on_the_nodes_are_ones_that_containers_see(
-    load_text: Load, inventory: Inventory
-) -> None:
-    """Else answers would be lost with the container."""
+def test_paths_must_be_mounted_in_containers(load_text: Load, inventory: Inventory) -> None:
+    """Otherwise answers would be lost with the container."""
     job = load_text(read="read: nodes:/data/input/a.csv", write="write: nodes:/data/in/out")
 
     with pytest.raises(JobError) as caught:
@@ -112,7 +110,7 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
 def test_leftover_gpus_per_node_are_no_room(
     load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None], what: str
 ) -> None:
-    """There are six, and pairs of them only twice."""
+    """Six GPUs are free, but only two pairs of them."""
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
     text = f"it needs {what} with 2 GPUs on one node each, but the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):

@@ -44,5 +44,5 @@ def test_a_single_error_is_singular() -> None:
 
 
 def test_a_finished_job_has_no_eta() -> None:
-    """An estimate is one while it runs."""
+    """Only a running one has."""
     assert "left" not in progress_text.progress_line(Progress(state="finishing", rows=3, eta=9.0))

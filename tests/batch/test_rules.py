@@ -10,6 +10,7 @@ from launcher.batch import rules
 from tests.batch.conftest import Load, Mistakes
 
 _PREDICT = "predict: mine.py:Mine"
+_REQUESTS = "write: {path: out, format: openai}"
 
 
 def test_modes_follow_from_the_sections(load_text: Load) -> None:
@@ -59,13 +60,13 @@ def test_modes_follow_from_the_sections(load_text: Load) -> None:
         ("mode: offline", '4: mode: should be engine, predict or data-parallel, not "offline"'),
     ],
 )
-def test_a_mode_takes_its_own_sections(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """Sections that would be ignored are refused."""
+def test_a_mode_accepts_its_own_sections(mistakes: Mistakes, extra: str, expected: str) -> None:
+    """Others would be ignored, and are rejected."""
     assert expected in mistakes(extra)
 
 
-def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
-    """Its class knows its own model."""
+def test_predict_accepts_no_model_settings(mistakes: Mistakes) -> None:
+    """Its class selects the model."""
     message = mistakes(
         f"{_PREDICT}\nprompt: '{{{{ a }}}}'\nsampling: {{seed: 1}}\nengine: {{tp: 2}}"
     )
@@ -125,13 +126,13 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
         ),
     ],
 )
-def test_a_task_has_what_belongs_to_it(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """Settings without effect on a pooling model are refused."""
+def test_a_task_accepts_its_own_settings(mistakes: Mistakes, extra: str, expected: str) -> None:
+    """Settings without effect on a pooling model are rejected."""
     assert expected in mistakes(extra)
 
 
 def test_a_score_is_of_two_texts(load_text: Load) -> None:
-    """And has nothing to do with sampling."""
+    """Without sampling."""
     job = load_text("task: score\nprompt: {pair: ['{{ question }}', '{{ passage }}']}")
 
     assert job.prompt is not None
@@ -142,8 +143,38 @@ def test_a_score_is_of_two_texts(load_text: Load) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "key"),
+    [
+        ("prompt: '{{ text }}'", "4: prompt"),
+        ("sampling: {max_tokens: 3}", "4: sampling"),
+        ("keep: [id]", "4: keep"),
+        ("data_parallel: 2", "4: data_parallel"),
+        ("predict: mine.py:Mine", "4: predict"),
+        ("preprocess: mine.py:ready", "4: preprocess"),
+    ],
+)
+def test_requests_replace_these_sections(mistakes: Mistakes, extra: str, key: str) -> None:
+    """Each line has its own."""
+    text = "should be left out with `write.format: openai`, whose rows are complete requests"
+
+    assert f"{key}: {text}" in mistakes(extra, write=_REQUESTS)
+
+
+def test_requests_are_lines_of_json(load_text: Load, mistakes: Mistakes) -> None:
+    """Also in a file with another ending; a line's id is `custom_id`."""
+    job = load_text(
+        "task: score", write=_REQUESTS, read="read: {paths: prompts.txt, format: jsonl}"
+    )
+    text = "`write.format: openai` takes requests as JSON lines (format: jsonl)"
+
+    assert (job.row_kind, job.prompt, job.sampling, job.keep) == ("request", None, {}, {})
+    assert job.columns_to_keep == ("custom_id",)
+    assert mistakes(write=_REQUESTS, read="read: prompts.txt") == [f"2: read: {text}"]
+
+
 def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: Path) -> None:
-    """On CPUs, with the files it needs."""
+    """On CPUs, with its files."""
     job = load_text("preprocess: {function: 'mine.py:ready', replicas: [1, 3]}")
 
     assert job.preprocess is not None
@@ -199,7 +230,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
     ],
 )
 def test_a_prompt_has_a_single_valid_form(mistakes: Mistakes, prompt: str, expected: str) -> None:
-    """And that depends on the row."""
+    """It depends on the row."""
     assert mistakes(f"prompt: {prompt}") == [expected]
 
 
@@ -207,7 +238,7 @@ def test_a_prompt_has_a_single_valid_form(mistakes: Mistakes, prompt: str, expec
     ("read", "column"), [("data/chat.jsonl", "prompt"), ("prompts.txt", "text")]
 )
 def test_the_default_prompt_is_a_column(load_text: Load, read: str, column: str) -> None:
-    """The one that text files have, or the one of the obvious name."""
+    """The only one of text files, or the one with the usual name."""
     prompt = load_text(read=f"read: {read}").prompt
 
     assert prompt is not None
@@ -248,12 +279,12 @@ def test_the_default_prompt_is_a_column(load_text: Load, read: str, column: str)
         ("{tempereture: 1}", "4: sampling: unknown key `tempereture`; did you mean `temperature`?"),
     ],
 )
-def test_sampling_is_what_vllm_takes(mistakes: Mistakes, sampling: str, expected: str) -> None:
-    """Told here, instead of by a replica ten minutes later."""
+def test_sampling_is_vllms(mistakes: Mistakes, sampling: str, expected: str) -> None:
+    """Checked at once, instead of by a replica ten minutes later."""
     assert expected in mistakes(f"sampling: {sampling}")
 
 
-def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
+def test_sampling_always_has_a_length(load_text: Load) -> None:
     """vLLM's own default of 16 tokens would cut every answer."""
     assert load_text().sampling == {"max_tokens": 512}
     job = load_text("sampling: {n: 1, stop: END, structured_outputs: {json: {type: object}}}")
@@ -297,12 +328,12 @@ def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
 def test_engine_arguments_exclude_those_the_job_sets(
     mistakes: Mistakes, args: str, expected: str
 ) -> None:
-    """Those that the job sets are refused with what to write instead."""
+    """They are rejected with the key to use instead."""
     assert mistakes(f"engine: {{args: {args}}}") == [f"4: {expected}"]
 
 
 def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -> None:
-    """With ranks there is a key for it."""
+    """With ranks, a key sets it."""
     args = "engine: {args: {enable_expert_parallel: true}}"
 
     assert mistakes(args) == []
@@ -316,8 +347,10 @@ def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -
     ("id", "fine"),
     [("id", True), ("answer", True), ("row", False), ("reason", False), ("input", False)],
 )
-def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, fine: bool) -> None:
-    """It would take the place of the row's number, or be lost."""
+def test_an_id_must_not_be_named_like_an_error_column(
+    mistakes: Mistakes, id: str, fine: bool
+) -> None:
+    """It would replace the row's number, or be lost."""
     text = (
         f"2: read.id: should not be `{id}`, which error rows have already; call it something else"
         " in the input"
@@ -356,12 +389,12 @@ def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, 
     ],
 )
 def test_input_columns_exclude_output_names(mistakes: Mistakes, keep: str, expected: str) -> None:
-    """And each is named once."""
+    """Without repetition."""
     assert mistakes(f"keep: {keep}") == [expected]
 
 
 def test_a_class_may_return_a_column_called_answer(mistakes: Mistakes) -> None:
-    """Only `row` is always the job's own."""
+    """Only `row` is reserved."""
     assert mistakes(f"{_PREDICT}\nkeep: [answer]", model=None) == []
 
 
@@ -380,7 +413,7 @@ def test_a_class_may_return_a_column_called_answer(mistakes: Mistakes) -> None:
 def test_a_replica_has_a_part_of_a_gpu_or_whole_ones(
     mistakes: Mistakes, gpus: str, fine: bool
 ) -> None:
-    """As Ray gives them out."""
+    """As Ray assigns them."""
     assert (
         mistakes(f"predict: {{class: 'mine.py:Mine', num_gpus: {gpus}}}", model=None) == []
     ) is fine
@@ -422,7 +455,7 @@ def test_answers_do_not_go_into_the_input(
         "{% macro m(x) %}{{ x }}{% endmacro %}{{ m(text) }}",
     ],
 )
-def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
+def test_valid_templates(template: str) -> None:
     """Loops, conditions, filters, macros."""
     assert rules.template_mistakes(template) == []
 
@@ -455,12 +488,12 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
     ],
 )
 def test_mistakes_have_line_numbers(template: str, expected: str) -> None:
-    """In Jinja's words where they are about syntax."""
+    """With Jinja's messages for syntax."""
     assert expected in rules.template_mistakes(template)
 
 
 def test_all_mistakes_of_a_template_are_reported() -> None:
-    """In the order of its lines."""
+    """Ordered by line."""
     assert rules.template_mistakes("{{ a|x }}\n{{ a|y }}\n{% include 'z' %}") == [
         "names no filter `x` (line 1 of the template)",
         "names no filter `y` (line 2 of the template)",
@@ -471,7 +504,7 @@ def test_all_mistakes_of_a_template_are_reported() -> None:
 @pytest.mark.parametrize(
     "template", ["{{ 9**9**9**9 }}", "{{ 'a' * 10**12 }}", "{{ 'a'|center(10**12) }}{{ b }}"]
 )
-def test_nothing_is_computed(template: str) -> None:
+def test_templates_are_not_evaluated(template: str) -> None:
     """Compiling would fold constants, forever or until memory is full."""
     assert rules.template_mistakes(template) == []
 
@@ -481,7 +514,7 @@ def test_nothing_is_computed(template: str) -> None:
     ["{{ " + "(" * 100_000 + "a", "{{ " + "-" * 50_000 + "a }}", "{{ " + "9" * 10_000 + " }}"],
 )
 def test_a_deeply_nested_template_is_reported(template: str) -> None:
-    """Python's stack and its longest number have an end."""
+    """Python's stack and integers are limited."""
     (message,) = rules.template_mistakes(template)
 
     assert message.startswith("is n")
@@ -497,6 +530,6 @@ def test_a_deeply_nested_template_is_reported(template: str) -> None:
         ("plain", set()),
     ],
 )
-def test_the_columns_that_a_template_names(template: str, columns: set[str]) -> None:
-    """Without what it makes itself, and what Jinja gives it."""
+def test_the_columns_of_a_template(template: str, columns: set[str]) -> None:
+    """Without its own variables and Jinja's globals."""
     assert rules.template_columns(template) == columns

@@ -1,4 +1,4 @@
-"""The shape of a job file, beside the shapes that its driver reads."""
+"""The schema of job files and the driver's dataclasses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from launcher.inventory.schema import Section
 def test_the_file_covers_the_drivers_fields(
     section: type[Section], shape: Any, file: set[str], wire: set[str]
 ) -> None:
-    """Under the same names, but for what means something on one side only; and what is left out is
-    the same on both.
-    """
+    """With the same names and defaults, except for fields of one side."""
     written = section.model_fields
     payload = {attribute.name: attribute for attribute in fields(shape)}
     assert set(written) ^ set(payload) == file | wire
@@ -42,7 +40,7 @@ def test_the_file_covers_the_drivers_fields(
 
 
 def test_the_sections_of_a_job_are_those_of_its_file() -> None:
-    """But for what only a cluster, or a command, knows."""
+    """Except for those from the cluster or the command line."""
     payload = {attribute.name for attribute in fields(driver.Job)}
     of_cluster = {"name", "cluster", "work", "out", "identity", "digest"}
     assert payload - of_cluster - {"retry_errors", "restart"} == set(

@@ -21,8 +21,8 @@ def test_replicas_are_a_number_or_a_range(
 @pytest.mark.parametrize(
     "written", ["0", "[0, 1]", "[2, 1]", "true", "[1]", "many", "[1, 2, 3]", "1.5", "5000"]
 )
-def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str) -> None:
-    """Whatever else is one mistake at that key."""
+def test_replicas_are_positive_and_in_order(mistakes: Mistakes, written: str) -> None:
+    """Other values are one mistake at that key."""
     (line,) = mistakes(f"engine: {{replicas: {written}}}")
 
     assert line.startswith("4: engine.replicas: should ")
@@ -40,5 +40,5 @@ def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str
 def test_columns_have_optional_types(
     load_text: Load, keep: str, expected: dict[str, str] | None
 ) -> None:
-    """An empty list keeps none; nothing keeps all."""
+    """An empty list copies none; no list copies all."""
     assert load_text(f"keep: {keep}").keep == expected

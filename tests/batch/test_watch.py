@@ -1,4 +1,4 @@
-"""Watching a batch job: its reports while it runs, and every way in which it ends."""
+"""Waiting for a batch job: progress reports, and every outcome."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LOST = Answer(node="n1", code=255, err="the connection was lost")
 
 @dataclass
 class Head:
-    """Fake head with an update per query (the last repeats), and a clock that sleeping moves."""
+    """A fake head with an update per query (the last repeats), and a clock that sleeps advance."""
 
-    looks: list[dict[str, Any] | Answer]
+    updates: list[dict[str, Any] | Answer]
     now: float = 0.0
     commands: list[Command] = field(default_factory=list)
 
     def answer(self, command: Command) -> Answer:
         self.commands.append(command)
-        message = self.looks[min(len(self.commands), len(self.looks)) - 1]
+        message = self.updates[min(len(self.commands), len(self.updates)) - 1]
         return (
             message
             if isinstance(message, Answer)
@@ -50,7 +50,7 @@ class Head:
         self.now += seconds
 
 
-def look(
+def update(
     state: str = "running",
     status: str = "RUNNING",
     *,
@@ -99,10 +99,10 @@ def steps(events: list[Event]) -> list[str]:
 
 
 def test_a_job_to_its_end() -> None:
-    """Each state is a step when it is over, and the last progress is what comes of it."""
+    """Finished states are steps, and the last progress is the result."""
     states = ["starting", "reading", "loading", "running", "finishing"]
-    done = look("done", "SUCCEEDED", done=97, errors=3)
-    events, progress = follow(Head([*(look(state) for state in states), done]))
+    done = update("done", "SUCCEEDED", done=97, errors=3)
+    events, progress = follow(Head([*(update(state) for state in states), done]))
 
     assert (progress.done, progress.errors) == (97, 3)
     assert steps(events) == [
@@ -116,14 +116,14 @@ def test_a_job_to_its_end() -> None:
 
 def test_an_attached_job() -> None:
     """Its past states are not reported."""
-    events, _ = follow(Head([look(), look("done", "SUCCEEDED")]), attached=True)
+    events, _ = follow(Head([update(), update("done", "SUCCEEDED")]), attached=True)
 
     assert steps(events) == ["answering rows"]
 
 
 def test_the_waiting_line() -> None:
     """Most important first: a narrow terminal cuts the rest."""
-    running = look(
+    running = update(
         done=12_340,
         errors=2,
         rows=100_000,
@@ -133,7 +133,7 @@ def test_the_waiting_line() -> None:
         restarts=1,
         replicas={"ready": 1, "wanted": 2},
     )
-    events, _ = follow(Head([running, look("done", "SUCCEEDED")]))
+    events, _ = follow(Head([running, update("done", "SUCCEEDED")]))
     line = next(event.text for event in events if event.kind == "wait")
 
     assert (
@@ -144,13 +144,13 @@ def test_the_waiting_line() -> None:
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
-    """And one whenever the state changes, but not one each second."""
-    looks = [
-        look("loading"),
-        *(look(done=at, updated=float(at + 1)) for at in range(25)),
-        look("done", "SUCCEEDED"),
+    """And one per change of state, but not one per second."""
+    updates = [
+        update("loading"),
+        *(update(done=at, updated=float(at + 1)) for at in range(25)),
+        update("done", "SUCCEEDED"),
     ]
-    events, _ = follow(Head(looks))
+    events, _ = follow(Head(updates))
     lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 26
@@ -163,13 +163,13 @@ def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
 
 
 def test_warnings_are_reported_once() -> None:
-    """However often the driver repeats them."""
+    """Although the driver repeats them."""
     events, _ = follow(
         Head(
             [
-                look(warnings=["a"]),
-                look(warnings=["a", "b"]),
-                look("done", "SUCCEEDED", warnings=["a", "b"]),
+                update(warnings=["a"]),
+                update(warnings=["a", "b"]),
+                update("done", "SUCCEEDED", warnings=["a", "b"]),
             ]
         )
     )
@@ -177,35 +177,35 @@ def test_warnings_are_reported_once() -> None:
     assert [event.text for event in events if event.kind == "warning"] == ["a", "b"]
 
 
-def test_an_earlier_runs_progress_is_not_this_ones() -> None:
+def test_an_earlier_runs_progress_is_ignored() -> None:
     """It may be final while the new run has just started."""
     before = {
-        **look(status="PENDING"),
+        **update(status="PENDING"),
         "progress": {"state": "done", "submission": "batch-j-1", "done": 7},
     }
-    _, progress = follow(Head([*[before] * 40, look(), look("done", "SUCCEEDED", done=100)]))
+    _, progress = follow(Head([*[before] * 40, update(), update("done", "SUCCEEDED", done=100)]))
 
     assert progress.done == 100
 
 
 def test_contact_may_be_lost_for_a_while() -> None:
-    """The job goes on meanwhile."""
-    events, _ = follow(Head([look(), *[LOST] * 40, look("done", "SUCCEEDED")]))
+    """The job continues meanwhile."""
+    events, _ = follow(Head([update(), *[LOST] * 40, update("done", "SUCCEEDED")]))
 
     assert "the head does not respond" in [event.text for event in events]
 
 
 def test_contact_lost_for_good() -> None:
-    """Reported with the next command to run."""
+    """Reported with the next command."""
     with pytest.raises(BatchError, match="can no longer be watched") as raised:
-        follow(Head([look(), LOST]))
+        follow(Head([update(), LOST]))
 
     assert "the job may still be running" in raised.value.hint
 
 
-def test_the_log_is_read_on_from_where_it_was() -> None:
-    """Nothing twice."""
-    head = Head([look(log="one\n"), look("done", "SUCCEEDED", log="two")])
+def test_the_log_is_read_from_the_last_offset() -> None:
+    """Without repetition."""
+    head = Head([update(log="one\n"), update("done", "SUCCEEDED", log="two")])
     follow(head)
 
     assert [command.argv[command.argv.index("--offset") + 1] for command in head.commands] == [
@@ -217,18 +217,18 @@ def test_the_log_is_read_on_from_where_it_was() -> None:
 def test_rays_status_may_precede_the_drivers() -> None:
     """The last progress is awaited, and so is the exit of a finished driver."""
     _, progress = follow(
-        Head([look("finishing", "SUCCEEDED"), look("done", "SUCCEEDED", done=100)])
+        Head([update("finishing", "SUCCEEDED"), update("done", "SUCCEEDED", done=100)])
     )
     _, late = follow(
-        Head([look("done", done=7), look("done", done=7), look("done", "SUCCEEDED", done=7)])
+        Head([update("done", done=7), update("done", done=7), update("done", "SUCCEEDED", done=7)])
     )
 
     assert (progress.done, late.done) == (100, 7)
 
 
-def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
+def test_a_finished_driver_that_does_not_exit() -> None:
     """Every row is accounted for: the command does not wait forever."""
-    head = Head([look("done", done=100)])
+    head = Head([update("done", done=100)])
     follow(head)
 
     assert 29 <= head.now <= 32
@@ -238,7 +238,7 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
     ("last", "expected", "hint"),
     [
         (
-            look(
+            update(
                 "failed",
                 "FAILED",
                 done=7,
@@ -248,12 +248,12 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
             "mend it",
         ),
         (
-            look("failed", "FAILED", error={"message": "rank 0 on 10.0.0.1", "hint": "mend it"}),
+            update("failed", "FAILED", error={"message": "rank 0 on 10.0.0.1", "hint": "mend it"}),
             "rank 0 on n1",
             "mend it",
         ),
         (
-            look(
+            update(
                 "refused",
                 "FAILED",
                 error={"message": "the input changed", "hint": "--discard-results"},
@@ -262,19 +262,19 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
             "--discard-results",
         ),
         (
-            look("stopped", "STOPPED", done=7),
+            update("stopped", "STOPPED", done=7),
             "was stopped",
             "continues where this one stopped (7 of 100 rows are done)",
         ),
-        (look(status="STOPPED", done=7), "was stopped", "7 of 100 rows are done"),
-        (look(status="ABSENT", done=7), "Ray has no record of it", "7 of 100 rows are done"),
+        (update(status="STOPPED", done=7), "was stopped", "7 of 100 rows are done"),
+        (update(status="ABSENT", done=7), "Ray has no record of it", "7 of 100 rows are done"),
         (
-            look(status="FAILED", done=7, job={"driver_exit_code": -9}),
+            update(status="FAILED", done=7, job={"driver_exit_code": -9}),
             "was killed, by an operator or for lack of memory",
             "run the same command again",
         ),
         (
-            look(
+            update(
                 status="FAILED",
                 job={"message": "Job entrypoint command failed with exit code -9, last lines"},
             ),
@@ -282,47 +282,47 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
             "run the same command again",
         ),
         (
-            look(status="FAILED", job={"driver_exit_code": 2}),
+            update(status="FAILED", job={"driver_exit_code": 2}),
             "died with exit code 2",
             "run the same command again",
         ),
         (
-            look(status="SUCCEEDED"),
+            update(status="SUCCEEDED"),
             "exited before all rows were done",
             "run the same command again",
         ),
         (
-            look(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
+            update(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
             "the model and its KV cache do not fit",
             "`max_model_len`",
         ),
         (
-            look(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),
+            update(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),
             "the disk is full",
-            "jobs --remove",
+            "jobs remove",
         ),
     ],
 )
-def test_ends_that_are_none(last: dict[str, Any], expected: str, hint: str) -> None:
-    """The cause and a fix: mostly, the same command again."""
+def test_interrupted_jobs(last: dict[str, Any], expected: str, hint: str) -> None:
+    """The cause and a fix, usually the same command again."""
     with pytest.raises(BatchError) as raised:
-        follow(Head([look(), last]))
+        follow(Head([update(), last]))
 
     assert expected in raised.value.message
     assert hint in raised.value.hint
 
 
-def test_a_failed_job_leaves_no_good_news() -> None:
+def test_a_failed_job_has_no_success() -> None:
     """Its last state did not succeed."""
     with pytest.raises(BatchError) as raised:
-        follow(Head([look("loading"), look("failed", "FAILED", error={"message": "x"})]))
+        follow(Head([update("loading"), update("failed", "FAILED", error={"message": "x"})]))
 
     assert steps(raised.value.events) == ["starting the driver"]  # type: ignore[attr-defined]
 
 
 def test_a_silent_driver() -> None:
     """A living driver writes every second."""
-    head = Head([look(), look(log="last words\n"), look()])
+    head = Head([update(), update(log="last words\n"), update()])
     with pytest.raises(DeadlineError, match="has not reported for 300s") as raised:
         follow(head)
 

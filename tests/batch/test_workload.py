@@ -1,4 +1,4 @@
-"""The judge of batch jobs that were stopped."""
+"""The judge of stopped batch jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stopped(
     ],
 )
 def test_a_stopped_job_leaves_nothing(extra: dict[str, Any], status: str, text: str) -> None:
-    """Nothing of its own: what others hold is not waited for."""
+    """GPUs of other jobs are not awaited."""
     result = stopped(**extra)
 
     assert result[0] == status

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import batch
-from benchmarks.batch import Bench, ways
+from benchmarks.batch import Bench, build_candidates
 from benchmarks.batch_report import (
     BEFORE,
     DIRECT,
     MOMENTS,
-    ONE,
+    ONE_REPLICA,
     TWO_NODES,
-    Found,
     Idle,
     Report,
+    Results,
     Run,
 )
 from launcher.inventory.load import loads
@@ -40,11 +40,11 @@ def test_parts_choose_the_ways() -> None:
     """What two replicas, or a run without work, are compared with, comes along."""
 
     def chosen(*parts: str, bench: Bench = BENCH) -> list[batch.Key]:
-        return list(ways(bench, parts, [20, 200], with_async=False))
+        return list(build_candidates(bench, parts, [20, 200], with_async=False))
 
-    assert chosen("engine") == [(DIRECT, 20), (ONE, 20), (DIRECT, 200), (ONE, 200)]
-    assert chosen("replicas") == [(ONE, 20), (TWO_NODES, 20)]
-    assert chosen("nothing") == [(ONE, 20)]
+    assert chosen("engine") == [(DIRECT, 20), (ONE_REPLICA, 20), (DIRECT, 200), (ONE_REPLICA, 200)]
+    assert chosen("replicas") == [(ONE_REPLICA, 20), (TWO_NODES, 20)]
+    assert chosen("nothing") == [(ONE_REPLICA, 20)]
     assert chosen("idle") == []
     assert chosen(*batch.PARTS) == [*chosen("engine"), (TWO_NODES, 20)]
     older = Bench(inventory=INVENTORY, folder=Path(), model="m", args={}, before="/old/vlaunch")
@@ -62,47 +62,47 @@ def test_ways_take_turns_and_no_round_begins_that_would_end_late(
         clock[0] += 150
         return run(1, 2)
 
-    turns = {(name, 20): lambda name=name: turn(name) for name in (DIRECT, ONE)}
-    monkeypatch.setattr(batch, "ways", lambda *_, **__: turns)
+    turns = {(name, 20): lambda name=name: turn(name) for name in (DIRECT, ONE_REPLICA)}
+    monkeypatch.setattr(batch, "build_candidates", lambda *_, **__: turns)
     monkeypatch.setattr(batch.time, "monotonic", lambda: clock[0])
-    asked = argparse.Namespace(
+    options = argparse.Namespace(
         rows=[20], idle=[], rounds=5, minutes=12, stolen=1.0, with_async=False
     )
-    told = list[str]()
-    found = batch.measure(BENCH, asked, ["engine"], told.append)
+    messages = list[str]()
+    results = batch.measure(BENCH, options, ["engine"], messages.append)
 
-    assert order == [DIRECT, ONE, ONE, DIRECT]
-    assert len(found.runs[ONE, 20]) == 2
-    assert told[-1] == "round 3 would not be over in time and is left out"
+    assert order == [DIRECT, ONE_REPLICA, ONE_REPLICA, DIRECT]
+    assert len(results.runs[ONE_REPLICA, 20]) == 2
+    assert messages[-1] == "round 3 would not be over in time and is left out"
 
 
 @pytest.mark.parametrize(
-    ("stolen", "kept"), [([4], (1, 0.04)), ([6, 5], (2, 0.05)), ([30, 20, 25], (2, 0.2))]
+    ("stolen", "expected"), [([4], (1, 0.04)), ([6, 5], (2, 0.05)), ([30, 20, 25], (2, 0.2))]
 )
 def test_a_run_whose_processors_were_stolen_is_taken_anew(
-    monkeypatch: pytest.MonkeyPatch, stolen: list[int], kept: tuple[float, float]
+    monkeypatch: pytest.MonkeyPatch, stolen: list[int], expected: tuple[float, float]
 ) -> None:
     """At most twice; of three bad ones the best counts."""
     turns, passed = iter(range(1, 4)), [0, 0]
 
-    def one() -> Run:
+    def measure() -> Run:
         passed[0] += 100
         passed[1] += stolen.pop(0)
         return run(next(turns), 9)
 
-    monkeypatch.setattr(batch, "processors", lambda: tuple(passed))
-    found = batch.calm(one, 0.05, lambda _: None)
+    monkeypatch.setattr(batch, "read_cpu_times", lambda: tuple(passed))
+    undisturbed = batch.run_undisturbed(measure, 0.05, lambda _: None)
 
-    assert (found.answering, found.stolen) == kept
+    assert (undisturbed.answering, undisturbed.stolen) == expected
     assert not stolen
 
 
 def test_a_report() -> None:
     """Each way beside the engine in its own round; the goals that are missed are known."""
-    found = Found(
+    results = Results(
         runs={
             (DIRECT, 20_000): [run(10, 40), run(20, 60), run(40, 90)],
-            (ONE, 20_000): [run(10, 50), run(20, 80), run(80, 90)],
+            (ONE_REPLICA, 20_000): [run(10, 50), run(20, 80), run(80, 90)],
         },
         nothing=[2.0, 1.75, 2.5],
         idle={
@@ -110,7 +110,7 @@ def test_a_report() -> None:
             1000: [Idle(memory=310, rate=18_000, whole=70)],
         },
     )
-    report = Report(found)
+    report = Report(results)
     lines = list(report.lines())
 
     assert (
@@ -129,8 +129,8 @@ def test_a_report() -> None:
 
 def test_two_replicas_are_compared_with_one() -> None:
     """While answering, which the goal is about, and as a whole."""
-    found = Found(runs={(ONE, 20): [run(4, 40)], (TWO_NODES, 20): [run(5, 50)]})
-    report = Report(found)
+    results = Results(runs={(ONE_REPLICA, 20): [run(4, 40)], (TWO_NODES, 20): [run(5, 50)]})
+    report = Report(results)
 
     assert (
         "\nTwo replicas on two nodes, 20 rows: 4 rows/s while answering, 0.80× one replica (goal"

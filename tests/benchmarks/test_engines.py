@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engines
-from benchmarks.faults.practice import until
+from benchmarks.faults.testbed import wait_until
 from launcher.agent import process
 
 
@@ -18,34 +18,36 @@ from launcher.agent import process
 def test_the_mark_of_a_server(name: str, marked: bool) -> None:
     """As the agent makes it, for any generation."""
     env = {process.MARK: process.mark_value("default.12")}
-    with subprocess.Popen(["sleep", "5"], env=env, start_new_session=True) as one:
+    with subprocess.Popen(["sleep", "5"], env=env, start_new_session=True) as child:
         # During exec(2) a process has no environment for a moment.
-        assert until(lambda: engines._marked(one.pid, "default"), 2)
-        assert engines._marked(one.pid, name) is marked
-        assert engines._session(one.pid) == one.pid
-        one.kill()
+        assert wait_until(lambda: engines._is_marked(child.pid, "default"), 2)
+        assert engines._is_marked(child.pid, name) is marked
+        assert engines._session_id(child.pid) == child.pid
+        child.kill()
 
 
 def test_what_ray_runs_has_another_mark() -> None:
     """It belongs to no server."""
-    with subprocess.Popen(["sleep", "5"], env={process.MARK: process.mark_value("ray")}) as one:
-        assert until(lambda: b"VLAUNCH_ENGINE" in Path(f"/proc/{one.pid}/environ").read_bytes(), 2)
-        assert not engines._marked(one.pid, "ray")
-        assert not engines._marked(one.pid, "default")
-        one.kill()
+    with subprocess.Popen(["sleep", "5"], env={process.MARK: process.mark_value("ray")}) as child:
+        assert wait_until(
+            lambda: b"VLAUNCH_ENGINE" in Path(f"/proc/{child.pid}/environ").read_bytes(), 2
+        )
+        assert not engines._is_marked(child.pid, "ray")
+        assert not engines._is_marked(child.pid, "default")
+        child.kill()
 
 
 def test_frozen_and_thawed() -> None:
     """A process that has gone meanwhile is no error."""
-    with subprocess.Popen(["sleep", "5"]) as one:
-        engines.freeze([one.pid])
-        assert until(lambda: _state(one.pid) == "T", 2)
-        engines.thaw([one.pid])
-        assert until(lambda: _state(one.pid) == "S", 2)
-        one.kill()
-    engines.freeze([one.pid])
+    with subprocess.Popen(["sleep", "5"]) as child:
+        engines.freeze([child.pid])
+        assert wait_until(lambda: _state(child.pid) == "T", 2)
+        engines.thaw([child.pid])
+        assert wait_until(lambda: _state(child.pid) == "S", 2)
+        child.kill()
+    engines.freeze([child.pid])
 
-    assert engines.command_line(one.pid) is None
+    assert engines.command_line(child.pid) is None
 
 
 def _state(pid: int) -> str:

@@ -17,8 +17,8 @@ def test_a_checker_reads_a_copy_beside_the_file(tmp_path: Path) -> None:
         name="grep", kind="kubernetes", argv=("grep", "-q", "good"), reads="*.txt", broken=("g", "")
     )
 
-    assert exports.judged(checker, tmp_path, str)
-    assert not exports.judged(checker, tmp_path, lambda text: text.replace(*checker.broken, 1))
+    assert exports.accepts(checker, tmp_path, str)
+    assert not exports.accepts(checker, tmp_path, lambda text: text.replace(*checker.broken, 1))
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
@@ -27,7 +27,7 @@ def test_a_checker_that_is_not_here_says_what_would_bring_it(
 ) -> None:
     """So that a short table is not taken for a good one."""
     monkeypatch.setattr(exports, "CRDS", "")
-    missing = {each.name: each.missing for each in exports.checkers() if each.missing}
+    missing = {checker.name: checker.missing for checker in exports.checkers() if checker.missing}
 
     assert "VLAUNCH_CRDS" in missing["CRDs"]
 
@@ -39,7 +39,9 @@ def test_what_is_broken_is_in_every_export(kind: str, tmp_path: Path) -> None:
     named = f"{exports.KUBERNETES}{kind}"
     assert exports.export(named, "cpu", tmp_path) == ""
     text = (tmp_path / "export.yaml").read_text()
-    broken = {each.name: each.broken for each in exports.checkers() if each.kind == named}
+    broken = {
+        checker.name: checker.broken for checker in exports.checkers() if checker.kind == named
+    }
 
     assert set(broken) == {"CRDs", "kubernetes-validate"}
     assert [name for name, change in broken.items() if text.replace(*change, 1) == text] == []

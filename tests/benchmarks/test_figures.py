@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.figures import complexities, read, table
+from benchmarks.figures import complexities, figure_rows, measure_file
 
 _CODE = '''"""A module."""
 
@@ -28,11 +28,13 @@ def test_a_file_is_counted(tmp_path: Path) -> None:
     """With ruff's number for complexity, which counts statements that branch."""
     path = tmp_path / "code.py"
     path.write_text(_CODE + f'LONG = "{"x" * 93}"\n')
-    found = read(path, "code.py", complexities([tmp_path])[str(path)])
+    figures = measure_file(path, "code.py", complexities([tmp_path])[str(path)])
 
-    assert (found.lines, found.long, found.skips) == (16, 1, 0)
-    assert (found.conditionals, found.comments, found.docstrings) == (1, 1, 5)
-    assert [(each.where, each.lines, each.complexity) for each in found.functions] == [
+    assert (figures.lines, figures.long, figures.skips) == (16, 1, 0)
+    assert (figures.conditionals, figures.comments, figures.docstrings) == (1, 1, 5)
+    assert [
+        (function.where, function.lines, function.complexity) for function in figures.functions
+    ] == [
         ("code.py:4 plain", 6, 1),
         ("code.py:13 method", 3, 2),
     ]
@@ -42,7 +44,9 @@ def test_the_table(tmp_path: Path) -> None:
     """One line a figure."""
     path = tmp_path / "code.py"
     path.write_text(_CODE)
-    figures = dict(table([read(path, "code.py", complexities([tmp_path])[str(path)])] * 2))
+    figures = dict(
+        figure_rows([measure_file(path, "code.py", complexities([tmp_path])[str(path)])] * 2)
+    )
 
     assert figures["files / lines"] == "2 / 30"
     assert figures["complexity: median / 90th percentile / largest"] == "2 / 2 / 2"

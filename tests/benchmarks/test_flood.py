@@ -121,19 +121,19 @@ def test_what_has_no_answer_at_the_end_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "said"),
+    ("status", "text", "error"),
     [(500, "{}", "HTTP 500"), (200, "", "EOFError: the answer is cut off")],
     ids=["500", "cut off"],
 )
 def test_what_counts_as_a_failure(
-    status: int, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    status: int, text: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error, and an answer that is cut off; it is followed by another only after a while."""
     monkeypatch.setattr(flood, "_AFTER_A_FAILURE", 60.0)
     with serving(status, text, 0) as server:
         sent = poured(server, 2, lambda sent: sent.failed > 1)
 
-    assert (sent.answered, sent.failed, sent.said) == (0, 2, [said, said])
+    assert (sent.answered, sent.failed, sent.errors) == (0, 2, [error, error])
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +144,14 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = poured(server, 2, lambda sent: sent.failed > 1)
 
     assert (sent.answered, sent.failed) == (0, 2)
-    assert "Connect" in sent.said[0]
+    assert "Connect" in sent.errors[0]
 
 
 def test_status_is_read_as_it_is_said() -> None:
     """A loaded server is green, with its queue; one that is not told of is red."""
-    seen, gone = client.read(LOADED, 10.0, 12.5), client.read({}, 0.0, 0.0)
+    view, absent = client.parse_server(LOADED, 10.0, 12.5), client.parse_server({}, 0.0, 0.0)
 
-    assert seen == ServerView(
+    assert view == ServerView(
         at=12.5,
         took=2.5,
         state="busy",
@@ -162,17 +162,17 @@ def test_status_is_read_as_it_is_said() -> None:
         generation=3,
         faults=2,
     )
-    assert (seen.colour, seen.queue) == ("green", True)
-    assert (gone.colour, gone.queue, gone.state) == ("red", False, "none")
-    assert client.read({**LOADED, "state": "silent"}, 0, 0).colour == "red"
+    assert (view.colour, view.queue) == ("green", True)
+    assert (absent.colour, absent.queue, absent.state) == ("red", False, "none")
+    assert client.parse_server({**LOADED, "state": "silent"}, 0, 0).colour == "red"
 
 
 def test_a_flood_that_a_server_has_stood() -> None:
     """Every goal is met."""
-    seen = client.read(LOADED, 0, 1)
+    view = client.parse_server(LOADED, 0, 1)
     sent = flood.Flood(Endpoint(url="", model=""), 4, answered=320, open=992)
 
-    assert [each.met for each in flood.flooded(sent, [seen, seen], 600)] == [True] * 4
+    assert [goal.met for goal in flood.judge_flood(sent, [view, view], 600)] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -188,26 +188,28 @@ def test_a_flood_that_a_server_has_stood() -> None:
 def test_one_look_is_enough(change: dict[str, object], failed: int, missed: int) -> None:
     """To miss a goal, and only that one."""
     sent = flood.Flood(Endpoint(url="", model=""), 4, answered=320, failed=failed)
-    found = flood.flooded(
-        sent, [client.read(LOADED, 0, 1), client.read({**LOADED, **change}, 20, 21)], 600
+    goals = flood.judge_flood(
+        sent,
+        [client.parse_server(LOADED, 0, 1), client.parse_server({**LOADED, **change}, 20, 21)],
+        600,
     )
 
-    assert [at for at, each in enumerate(found) if not each.met] == [missed]
+    assert [at for at, goal in enumerate(goals) if not goal.met] == [missed]
 
 
 def test_without_a_look_nothing_is_shown() -> None:
     """A flood that was too short for one has not met its goals."""
-    found = flood.flooded(flood.Flood(Endpoint(url="", model=""), 4, answered=1), [], 1)
+    goals = flood.judge_flood(flood.Flood(Endpoint(url="", model=""), 4, answered=1), [], 1)
 
-    assert [each.met for each in found] == [True, False, False, True]
+    assert [goal.met for goal in goals] == [True, False, False, True]
 
 
 def test_the_report() -> None:
     """A table for people, JSON for programs."""
     goals = [flood.Goal(what="a", seen="1 of 2", met=False)]
 
-    assert flood.report(goals, as_json=False).splitlines()[2] == "| a | 1 of 2 | missed |"
-    assert json.loads(flood.report(goals, as_json=True)) == {
+    assert flood.format_report(goals, as_json=False).splitlines()[2] == "| a | 1 of 2 | missed |"
+    assert json.loads(flood.format_report(goals, as_json=True)) == {
         "goals": [{"what": "a", "seen": "1 of 2", "met": False}],
         "met": False,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -99,3 +102,20 @@ def test_the_cpu_of_short_lived_processes_is_the_remainder() -> None:
     before = HostCpu(agent=1.0, containers=10.0, living={1: 5.0, 2: 4.0}, daemons=0.0)
     after = HostCpu(agent=1.2, containers=12.0, living={1: 5.5, 3: 0.1}, daemons=0.0)
     assert short_lived_cpu(before, after) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("benchmark", [healthy, wedge])
+@pytest.mark.parametrize("results", [None, "", '{"case": '])
+def test_a_report_without_results_leaves_the_table(
+    benchmark: ModuleType, results: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, path = tmp_path / "RESULTS.md", tmp_path / "results.jsonl"
+    page.write_text("<!-- healthy: begin -->x<!-- healthy: end -->")
+    if results is not None:
+        path.write_text(results)
+    monkeypatch.setattr(benchmark, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--report", "--results", str(path)])
+
+    with pytest.raises(SystemExit, match=f"error: {path}: no results to report"):
+        benchmark.main()
+    assert page.read_text() == "<!-- healthy: begin -->x<!-- healthy: end -->"

@@ -1,4 +1,4 @@
-"""The limits of memory for practice hosts: what is written where, without a host."""
+"""The limits of memory for lab hosts: what is written where, without a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.core.errors import VlaunchError
 
 def test_a_limit_that_the_kernel_refuses(tmp_path: Path) -> None:
     """Memory is limited to what is held and some more; a group that cannot be limited is an error
-    of the practice hosts.
+    of the lab hosts.
     """
     (tmp_path / "memory.stat").write_text("cache 5\ntotal_rss 1000\n")
     host_memory._limit(tmp_path, "limit", "total_rss", 64)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from benchmarks.plan import FIXTURES
-from benchmarks.plan_case import Case, read, version_of
+from benchmarks.plan_case import Case, parse_cases, parse_version
 from launcher.core.errors import RequestError
 from tests.planner import models
 
@@ -22,7 +22,7 @@ def case(**fields: Any) -> Case:
         "gpu": {"name": "H100", "memory_gib": 79.18},
         **fields,
     }
-    (read_case,) = read(yaml.safe_dump([whole]))
+    (read_case,) = parse_cases(yaml.safe_dump([whole]))
     return read_case
 
 
@@ -36,7 +36,7 @@ def test_tokens_of_a_measured_cache() -> None:
 
 def test_layers_in_words() -> None:
     """Alternating kinds, and every fourth of another kind."""
-    cases = read((FIXTURES / "cases.yaml").read_text())
+    cases = parse_cases((FIXTURES / "cases.yaml").read_text())
     kinds = {case.id: {layer.kind for layer in case.model().layers} for case in cases}
 
     assert len(cases) == 12
@@ -63,13 +63,13 @@ def test_counted_layers() -> None:
 def test_no_estimate_without_weights(config: dict[str, Any]) -> None:
     """Weights of 0 GiB would otherwise be taken for measured ones."""
     with pytest.raises(RequestError, match="no estimate is possible"):
-        case(config=config, weights_gib=None).estimated()
+        case(config=config, weights_gib=None).estimate()
 
 
 def test_stages_must_match_the_model() -> None:
     """A partition of other layers than the model has is refused."""
     with pytest.raises(RequestError, match="do not go together with a model of 32 layers"):
-        case(pp=2, pp_layer_partition=[10, 10]).estimated()
+        case(pp=2, pp_layer_partition=[10, 10]).estimate()
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_stages_must_match_the_model() -> None:
 )
 def test_versions(text: str | None, version: tuple[int, int]) -> None:
     """What names no version is of today."""
-    assert version_of(text) == version
+    assert parse_version(text) == version

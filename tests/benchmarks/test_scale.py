@@ -18,7 +18,7 @@ def test_every_command_runs_and_says_what_it_took(name: str) -> None:
 
     assert took.cpu > 0
     assert took.lines > 0
-    assert (took.trips > 0) == (took.commands > 0) == ("--from-log" not in name)
+    assert (took.trips > 0) == (took.commands > 0) == ("--log" not in name)
 
 
 @pytest.mark.parametrize("name", scale.CASES)
@@ -41,17 +41,17 @@ def test_growth_is_by_what_the_work_is_about(capsys: pytest.CaptureFixture[str])
     """A command that nodes tell of each other is measured by directions, the others by nodes; one
     that takes more for each is named.
     """
-    found = {
+    figures = {
         "status": {16: [scale.Figures(cpu=0.016)], 256: [scale.Figures(cpu=0.256)]},
         "check": {16: [scale.Figures(cpu=0.240)], 256: [scale.Figures(cpu=65.28)]},
         "down": {16: [scale.Figures(cpu=0.016)], 256: [scale.Figures(cpu=0.512)]},
     }
 
-    assert scale.table(found, [16, 256], 1) == 1
-    said = capsys.readouterr().out
-    assert "| `status`, per node, ms | 1.0 | 1.0 | 1.00× (1.00–1.00) |" in said
-    assert "| `check`, per direction, µs | 1000.0 | 1000.0 | 1.00× (1.00–1.00) |" in said
-    assert said.splitlines()[-1].endswith("missed by down")
+    assert scale.table(figures, [16, 256], 1) == 1
+    output = capsys.readouterr().out
+    assert "| `status`, per node, ms | 1.0 | 1.0 | 1.00× (1.00–1.00) |" in output
+    assert "| `check`, per direction, µs | 1000.0 | 1000.0 | 1.00× (1.00–1.00) |" in output
+    assert output.splitlines()[-1].endswith("missed by down")
 
 
 def test_one_measurement_is_one_object(

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import serve
 from benchmarks.client import Endpoint
-from benchmarks.faults.practice import until
+from benchmarks.faults.testbed import wait_until
 from benchmarks.serve import Bench, Row
 from launcher.agent import desired
 from launcher.agent.desired import ProcessSpec
@@ -44,15 +44,22 @@ def test_by_hand_is_what_the_keeper_starts() -> None:
         places={"n2": 2},
         visible="CUDA_VISIBLE_DEVICES",
     )
-    bench = Bench(inventory=INVENTORY, backend="mp", want=want, target=Endpoint(url="", model=""))
-    first, line = serve.entered(bench, process).split("; ", 1)
-    words = shlex.split(line)
+    bench = Bench(inventory=INVENTORY, backend="mp", spec=want, target=Endpoint(url="", model=""))
+    first, line = serve.node_command(bench, process).split("; ", 1)
+    command = shlex.split(line)
 
-    assert (first, words[-3:]) == ("date +%s.%N", ["&&", "date", "+%s.%N"])
-    assert words[:5] == ["sudo", "-n", "docker", "exec", "--detach"]
-    given = words[5 : words.index("vlaunch-c-n2")]
-    assert given == ["--env", "A=1", "--env", "B=two words", "--env", "CUDA_VISIBLE_DEVICES=4,5"]
-    assert words[words.index("/opt/vlaunch/entry.sh") + 1 : -3] == list(argv)
+    assert (first, command[-3:]) == ("date +%s.%N", ["&&", "date", "+%s.%N"])
+    assert command[:5] == ["sudo", "-n", "docker", "exec", "--detach"]
+    env_options = command[5 : command.index("vlaunch-c-n2")]
+    assert env_options == [
+        "--env",
+        "A=1",
+        "--env",
+        "B=two words",
+        "--env",
+        "CUDA_VISIBLE_DEVICES=4,5",
+    ]
+    assert command[command.index("/opt/vlaunch/entry.sh") + 1 : -3] == list(argv)
 
 
 def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
@@ -66,10 +73,10 @@ def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path
         subprocess.Popen(["sleep", "61"]) as other,
         subprocess.Popen(["setsid", "sh", "-c", enter, "enter", "sh", "-c", started]) as entered,
     ):
-        assert until(lambda: log.exists() and "ready" in log.read_text(), 20)
+        assert wait_until(lambda: log.exists() and "ready" in log.read_text(), 20)
         assert (tmp_path / "it.pid").read_text() == f"{entered.pid}\n"
         subprocess.run([sys.executable, "-c", stop], check=True, timeout=50)
-        left = subprocess.run(
+        listing = subprocess.run(
             ["ps", "--no-headers", "-o", "stat", "-s", str(entered.pid)],
             capture_output=True,
             text=True,
@@ -77,7 +84,7 @@ def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path
         )
 
         assert entered.wait(5) == 3
-        assert [line for line in left.stdout.split() if not line.startswith("Z")] == []
+        assert [line for line in listing.stdout.split() if not line.startswith("Z")] == []
         assert other.poll() is None
         other.kill()
 
@@ -85,9 +92,9 @@ def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path
 def test_a_process_is_killed_by_its_title() -> None:
     """The first that begins so; none is an error."""
     kill = (sys.executable, "-c", serve._KILL)
-    with subprocess.Popen(["sleep", "61.25"]) as one:
+    with subprocess.Popen(["sleep", "61.25"]) as child:
         subprocess.run([*kill, "sleep 61.25"], check=True, timeout=20)
-        assert one.wait(5) == -9
+        assert child.wait(5) == -9
     none = subprocess.run(
         [*kill, "sleep 61.25"], capture_output=True, text=True, timeout=20, check=False
     )
@@ -97,10 +104,10 @@ def test_a_process_is_killed_by_its_title() -> None:
 
 def test_the_cost_of_a_process() -> None:
     """Seconds of CPU and bytes of memory, here of this machine's first process."""
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", serve._COST], capture_output=True, text=True, timeout=20, check=True
     ).stdout
-    seconds, memory = map(float, said.split())
+    seconds, memory = map(float, output.split())
 
     assert seconds >= 0
     assert memory >= 0
@@ -108,14 +115,14 @@ def test_the_cost_of_a_process() -> None:
 
 def test_the_stand_ins_are_servers_that_the_keeper_can_read() -> None:
     """Each is one process on the head, at a port of its own."""
-    server = serve.stand_in("bench-1", INVENTORY.head, 8102)
+    server = serve.stand_in_spec("bench-1", INVENTORY.head, 8102)
 
     assert desired.parse_spec(json.loads(json.dumps(server.as_json()))) == server
     assert (server.api_node, server.port, server.places, server.ray) == ("n1", 8102, {}, None)
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus"),
+    ("output", "gpus"),
     [
         ("Usage:\n 1.0/4.0 CPU\n 2.0/2.0 GPU\n", 2.0),
         ("0.0/2.0 GPU", 0.0),
@@ -123,9 +130,9 @@ def test_the_stand_ins_are_servers_that_the_keeper_can_read() -> None:
         ("no status", None),
     ],
 )
-def test_gpus_that_are_taken_in_ray(said: str, gpus: float | None) -> None:
+def test_gpus_that_are_taken_in_ray(output: str, gpus: float | None) -> None:
     """None where Ray does not say: that is not free."""
-    assert serve.used(said) == gpus
+    assert serve.gpus_in_use(output) == gpus
 
 
 def test_a_ratio_is_of_the_same_round() -> None:

@@ -16,12 +16,12 @@ INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml
 
 
 def test_the_script_starts_every_node_and_can_be_read_by_bash() -> None:
-    """It is only ever run with practice hosts at hand."""
+    """It is only ever run with lab hosts at hand."""
     runs = {
         node.name: f"docker run --detach --name {Site(INVENTORY).container_name(node)} i"
         for node in INVENTORY.nodes
     }
-    script = up.script(up.Bench(inventory=INVENTORY, runs=runs, builds=(), tag="i"))
+    script = up.render_script(up.Bench(inventory=INVENTORY, runs=runs, builds=(), tag="i"))
     read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
 
     assert (read.returncode, read.stderr) == (0, "")

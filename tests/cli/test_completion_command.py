@@ -1,4 +1,4 @@
-"""`vlaunch completion`: code that a shell can read, and what it then completes."""
+"""`vlaunch completion`: shell code, and its completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code that the shell can read."""
+    """In valid shell code."""
     assert run_command(["completion", shell]) == 0
     out = capsys.readouterr().out
 
@@ -25,12 +25,12 @@ def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[
 
 
 def test_completion_of_another_shell_is_a_usage_error() -> None:
-    """With the ones that there are."""
+    """With the supported ones."""
     assert run_command(["completion", "tcsh"]) == 2
 
 
 def test_completing_a_command_works_from_end_to_end() -> None:
-    """As bash asks for it."""
+    """As called by bash."""
     env = {
         **os.environ,
         "_VLAUNCH_COMPLETE": "bash_complete",

@@ -1,4 +1,4 @@
-"""The program as a whole: its commands, its exit codes, its start-up, and its small commands."""
+"""The program as a whole: commands, exit codes, start-up, and small commands."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SHOWN = [name for name, (_, _, help_) in COMMANDS.items() if help_]
 
 
 def command(function: Callable[[bool], object]) -> click.Command:
-    """Wrap a function as the command `x` would be."""
+    """Register a function as the command `x`."""
     return click.command()(click.option("--verbose", is_flag=True)(function))
 
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
-    """Make `vlaunch x` raise or return what is given."""
+    """Let `vlaunch x` raise or return a value."""
 
     def make(error: BaseException | None = None, result: object = None) -> None:
         def body(verbose: bool) -> object:
@@ -59,10 +59,10 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_leave_the_program_as_exit_codes(
+def test_exit_codes_of_errors(
     error: BaseException, code: int, ending: Ending, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """1 it failed, 2 the request was wrong, 130 interrupted; never a traceback."""
+    """1: failure, 2: invalid request, 130: interrupted; never a traceback."""
     ending(error)
     keep = os.dup(1)
     try:
@@ -87,8 +87,8 @@ def test_a_full_disk_is_reported_with_a_fix(
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (3, 3), ("text", 0)])
-def test_what_a_command_returns_is_its_exit_code(result: object, code: int, ending: Ending) -> None:
-    """Numbers only."""
+def test_a_commands_result_is_its_exit_code(result: object, code: int, ending: Ending) -> None:
+    """For numbers only."""
     ending(result=result)
 
     assert run_command(["x"]) == code
@@ -97,7 +97,7 @@ def test_what_a_command_returns_is_its_exit_code(result: object, code: int, endi
 def test_verbose_shows_where_an_error_came_from(
     ending: Ending, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For those who mend vlaunch."""
+    """For developers."""
     ending(VlaunchError("failed"))
 
     assert run_command(["x", "--verbose"]) == 1
@@ -119,8 +119,26 @@ def test_a_mistyped_command_gets_a_suggestion(
     assert meant is None or f"did you mean `{meant}`?" in err
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--lock-wait", "abc"), "invalid value for '--lock-wait': `abc` is not a duration"),
+        (("--lock-wiat", "1"), "no such option '--lock-wiat'"),
+        (("a", "b"), "got unexpected extra arguments (a b)"),
+    ],
+)
+def test_a_usage_error_is_shown_like_any_other(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In lower case, without a full stop, with the command's help as its hint."""
+    assert run_command(["down", *argv]) == 2
+    error, hint = capsys.readouterr().err.rstrip().split("\n\n")
+    assert error.startswith(f"error: {message}")
+    assert hint == "hint: see `vlaunch down --help`"
+
+
 def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFixture[str]) -> None:
-    """Hidden ones are not listed."""
+    """Without hidden ones."""
     assert run_command(["--help"]) == 0
     out = capsys.readouterr().out
     listed = [
@@ -133,8 +151,8 @@ def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFix
     assert "payload" not in out
 
 
-def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rather than an error without a word."""
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Instead of an error."""
     run_command([])
     out, err = capsys.readouterr()
 
@@ -142,13 +160,13 @@ def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """As installed."""
+    """The installed one."""
     assert run_command(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
 
 
-def test_help_loads_nothing_that_is_slow() -> None:
-    """It answers while a person is still typing; that of every command, too."""
+def test_help_loads_no_slow_module() -> None:
+    """For all commands."""
     slow = {"paramiko", "docker", "rich", "pydantic", "yaml", "fabric", "cryptography", "jinja2"}
     code = f"""
 import sys
@@ -162,27 +180,24 @@ print(sorted({slow} & set(sys.modules)), file=sys.stderr)
     assert done.stderr == "[]\n"
 
 
-def test_serve_and_batch_do_without_optional_packages() -> None:
-    """They have none of their options, and run."""
+def test_serve_does_without_optional_packages() -> None:
+    """It has none of their options, and runs."""
     code = f"""
-from launcher import export, recipes
-export.EXTENSIONS = recipes.EXTENSIONS = {{}}
+from launcher import recipes
+recipes.EXTENSIONS = {{}}
 from launcher.cli.main import run_command
 site = ["-i", {str(Path(__file__).parents[2] / "inventory" / "example.yaml")!r}]
-run_command(["batch", "--help"])
 assert run_command(["serve", *site, "--model", "org/m", "--dry-run", "--offline"]) == 0
 assert run_command(["serve", *site, "--recipe", "org/m", "--dry-run", "--offline"]) == 2
 """
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
 
-    assert "--detach" in done.stdout
-    assert "--export" not in done.stdout
-    assert "No such option" in done.stderr
+    assert "no such option '--recipe'" in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    """`vlaunch schema | head -1`."""
+def test_a_closed_pipe_is_no_error() -> None:
+    """`vlaunch schema` piped into `head -1`."""
     done = subprocess.run(
         ["sh", "-c", '"$@" schema | head -n 1', "sh", *VLAUNCH],
         capture_output=True,
@@ -194,7 +209,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """As editors want it, and the same that is shipped."""
+    """For editors, equal to the packaged one."""
     assert run_command(["schema"]) == 0
     shipped = json.loads((Path(main.__file__).parents[1] / "inventory" / "schema.json").read_text())
 
@@ -205,10 +220,10 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "message"),
     [("", "empty"), ("- a\n", "mapping"), ("cluster: [", ""), ("a: &a [x]\nb: [*a, *a]\n", "")],
 )
-def test_an_inventory_that_is_none_is_a_wrong_request(
+def test_an_invalid_inventory_is_an_invalid_request(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, one clear error, no traceback, for every command that reads one."""
+    """Exit code 2, one clear error, no traceback, for all commands."""
     path = tmp_path / "inventory.yaml"
     path.write_text(text)
 
@@ -219,19 +234,27 @@ def test_an_inventory_that_is_none_is_a_wrong_request(
     assert "Traceback" not in err
 
 
-def test_an_inventory_that_is_a_directory_is_a_wrong_request(
+def test_a_directory_as_inventory_is_an_invalid_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one that does not exist."""
+    """And a missing file."""
     assert (
-        run_command(["status", str(tmp_path)])
-        == run_command(["down", str(tmp_path / "no.yaml")])
+        run_command(["status", "-i", str(tmp_path)])
+        == run_command(["down", "-i", str(tmp_path / "no.yaml")])
         == 2
     )
     assert capsys.readouterr().err.count("error: ") == 2
 
 
-def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
+def test_an_inventory_as_an_argument_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only `up` takes one, and people try it elsewhere."""
+    assert run_command(["check", "inventory.yaml"]) == run_command(["config", "a.yml"]) == 2
+    assert capsys.readouterr().err.count("hint: pass the inventory with `-i`") == 2
+    assert run_command(["config", "word"]) == 2
+    assert "hint: see `vlaunch config --help`" in capsys.readouterr().err
+
+
+def test_the_program_exits_directly(tmp_path: Path) -> None:
     """The interpreter's shutdown may hang; all output is flushed before."""
     hangs = (
         "import atexit, time; atexit.register(time.sleep, 60); from launcher.cli.main import main;"
@@ -250,7 +273,7 @@ def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
 
 
 def test_output_that_cannot_be_written_is_an_error() -> None:
-    """A full disk behind `>`, noticed when the last of it is written."""
+    """A full disk behind `>`, noticed at the last write."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [*VLAUNCH, "--version"],

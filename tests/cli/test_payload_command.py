@@ -1,4 +1,4 @@
-"""`vlaunch payload`: the archive of helper files, as it is."""
+"""`vlaunch payload`: the archive of node programs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from launcher.inventory.schema import json_schema
 
 
 def test_the_inventorys_schema_is_printed_by_default() -> None:
-    """As JSON, and nothing else."""
+    """As JSON, without other output."""
     result = CliRunner().invoke(schema, [])
 
     assert (result.exit_code, json.loads(result.stdout)) == (0, json_schema())

@@ -1,4 +1,4 @@
-"""`vlaunch down`: safe at any moment, and it tells the truth."""
+"""`vlaunch down`: repeatable at any time, with true results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.command_line import INVENTORY, Cluster
 
 @pytest.fixture
 def up(cluster: Cluster) -> Cluster:
-    """A cluster that is up."""
+    """A running cluster."""
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     cluster.commands.clear()
@@ -27,7 +27,7 @@ def empty(cluster: Cluster, name: str) -> bool:
     return not machine.containers and not machine.files
 
 
-def test_everything_goes_and_the_images_stay(up: Cluster) -> None:
+def test_everything_is_removed_except_images(up: Cluster) -> None:
     """The result is a single line."""
     ran = up.run("down")
 
@@ -38,7 +38,7 @@ def test_everything_goes_and_the_images_stay(up: Cluster) -> None:
 
 
 def test_a_second_down_has_nothing_to_remove(up: Cluster) -> None:
-    """And is no failure."""
+    """It is no failure."""
     up.run("down")
     up.world.changes.clear()
     ran = up.run("down")
@@ -47,7 +47,7 @@ def test_a_second_down_has_nothing_to_remove(up: Cluster) -> None:
     assert "there was nothing to remove" in ran.err
 
 
-def test_json_ends_with_how_much_was_done(up: Cluster) -> None:
+def test_json_ends_with_the_number_of_changes(up: Cluster) -> None:
     """For scripts."""
     assert up.run("down", "--json").events[-1]["data"] == {"changed": 4}
 
@@ -60,19 +60,20 @@ def test_a_dry_run_shows_the_script_and_removes_nothing(up: Cluster) -> None:
     assert "\non gpu02 docker rm --force --volumes " in ran.out
 
 
-def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_cleaned(up: Cluster) -> None:
-    """Exit code 1: it is not down."""
+def test_an_unreachable_node_is_named_and_the_others_are_cleaned(up: Cluster) -> None:
+    """Exit code 1: the cluster is not down."""
     up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: no route to host")
     ran = up.run("down")
 
     assert ran.code == 1
     assert "error: gpu02: cannot be reached: no route to host" in ran.err
+    assert "hint: once reachable, run `vlaunch down` again" in ran.err
     assert "is down" not in ran.err
     assert empty(up, "gpu01") and not empty(up, "gpu02")
 
 
-def test_a_connection_that_breaks_while_looking_does_not_spare_the_others(up: Cluster) -> None:
-    """The node counts as not reached."""
+def test_a_connection_lost_during_the_probe_does_not_spare_the_others(up: Cluster) -> None:
+    """The node counts as unreachable."""
     handler = up.world.answer
 
     def answer(command: Command) -> Answer | None:
@@ -90,8 +91,8 @@ def test_a_connection_that_breaks_while_looking_does_not_spare_the_others(up: Cl
     assert empty(up, "gpu02")
 
 
-def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
-    """Containers that could not be listed do not count as absent."""
+def test_an_unresponsive_docker_does_not_count_as_clean(up: Cluster) -> None:
+    """Its containers could not be listed."""
     up.world.machines["gpu02"].docker_error = "Cannot connect to the Docker daemon"
     ran = up.run("down")
 
@@ -101,8 +102,8 @@ def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
     assert empty(up, "gpu01")
 
 
-def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """Their folders outlive the cluster, and the output names them."""
+def test_folders_of_batch_jobs_stay_and_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    """They outlive the cluster."""
     cluster.write(f"{INVENTORY}hf_home: {tmp_path}/hf\n")
     folder = tmp_path / "hf" / "vlaunch" / "c" / "batch"
     (folder / "reviews").mkdir(parents=True)
@@ -114,19 +115,19 @@ def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path
     assert (folder / "reviews").is_dir()
 
 
-def test_a_prompt_names_what_runs(up: Cluster) -> None:
-    """Without a terminal nothing is removed; a dry run and a cluster without work do not ask."""
+def test_the_prompt_names_running_work(up: Cluster) -> None:
+    """Without a terminal no node is changed; a dry run and an idle cluster do not prompt."""
     supervision.store_server(up.world, supervision.make_spec("chat"))
     refused, dry = up.run("down"), up.run("down", "--dry-run")
 
     assert (refused.code, dry.code, up.world.changes) == (2, 0, [])
-    assert "no terminal to confirm: Remove cluster c, stop server `chat`?" in refused.err
+    assert "no terminal to confirm: Remove cluster c and stop server `chat`?" in refused.err
     assert "hint: add `--yes`" in refused.err
     assert up.run("down", "--yes").code == 0
 
 
-def test_what_engines_compiled_stays_and_is_reported(up: Cluster) -> None:
-    """With its size, and what would remove it; `--purge` does."""
+def test_the_compile_cache_stays_and_is_reported(up: Cluster) -> None:
+    """With its size and the flag that removes it; `--purge` does."""
     for machine in up.world.machines.values():
         machine.compiled = f"ext4\n{300 << 10}"
     ran = up.run("down", "--json")
@@ -142,7 +143,7 @@ def test_what_engines_compiled_stays_and_is_reported(up: Cluster) -> None:
 
 
 def test_no_secret_is_needed(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One may be on another machine than the one that brought it up."""
+    """They may be on another operator's machine."""
     monkeypatch.delenv("HF_TOKEN")
 
     assert up.run("down").code == 0

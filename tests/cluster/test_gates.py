@@ -1,4 +1,4 @@
-"""The gates of `up` on simulated nodes, for each way in which a start can end."""
+"""The gates of `up` on simulated nodes, for all outcomes of a start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
 
 @pytest.fixture
 def up(load: Load) -> World:
-    """A cluster of two that is up."""
+    """A running cluster of two nodes."""
     inventory = load()
     world = World(inventory)
     case.bring_up(inventory, world, SECRETS)
@@ -43,8 +43,8 @@ def cluster(world: World) -> Gate:
     return gates.cluster_gate(Site(world.inventory), {}, deadline=20, hold=3)
 
 
-def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
-    """And none of them changes anything."""
+def test_every_gate_passes_on_a_running_cluster(up: World) -> None:
+    """None of them changes it."""
     up.changes.clear()
     inventory, transport = up.inventory, FakeTransport(up.answer)
     all_gates = [
@@ -64,7 +64,7 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
     assert up.changes == []
 
 
-def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
+def test_every_wait_and_every_query_has_a_deadline(up: World) -> None:
     """On both ends."""
     for gate in (
         gates.head_gate(Site(up.inventory)),
@@ -75,8 +75,8 @@ def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
         assert all(0 < command.timeout <= 120 for command in (*gate.queries, *gate.evidence))
 
 
-def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
-    """Only its own log is queried."""
+def test_a_worker_that_cannot_reach_the_head_is_named(up: World) -> None:
+    """With its log and the fix; only its own log is queried."""
     up.machines["gpu02"].joins = False
     up.machines[
         "gpu02"
@@ -85,15 +85,15 @@ def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(u
 
     assert (
         error.message
-        == "gpu02: has not joined Ray under 10.0.0.12: the node cannot reach the head's Ray port"
-        " within 20s"
+        == "timed out after 20s: gpu02: has not joined Ray under 10.0.0.12: the node cannot reach"
+        " the head's Ray port"
     )
     assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
     assert "allow TCP between the nodes" in error.hint
 
 
 def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
-    """Not the workers, who only wait for it."""
+    """Not the workers that wait for it."""
     up.stop("gpu01", code=1)
     up.machines["gpu01"].logs = "bind: Address already in use\n"
     error = fail(cluster(up), up)
@@ -116,7 +116,7 @@ def test_a_node_under_the_wrong_address_fails(up: World) -> None:
     assert "gpu02: has not joined Ray under 10.0.0.12" in error.evidence
 
 
-def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
+def test_gpus_missing_in_containers_fail_before_ray_starts(up: World) -> None:
     """Counted in a container."""
     up.machines["gpu02"].gpus = 7
     error = fail(gates.gpus_gate(up.inventory.cluster, up.inventory.nodes, up.inventory.image), up)
@@ -125,7 +125,7 @@ def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) ->
 
 
 def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
-    """Without waiting for the deadline."""
+    """Before the deadline."""
     up.container("gpu02")["RestartCount"] = 4
     up.machines["gpu02"].joins = False
     transport = FakeTransport(up.answer)
@@ -134,8 +134,8 @@ def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
         list(apply(plan, transport, sleep=lambda _: pytest.fail("waited")))
 
 
-def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
-    """Restarts are harmless once the node has joined: Docker's count never goes down again."""
+def test_a_restarted_container_that_has_joined_passes(up: World) -> None:
+    """Docker's restart count never decreases."""
     up.container("gpu02")["RestartCount"] = 4
 
     assert (
@@ -145,7 +145,7 @@ def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
 
 
 def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World) -> None:
-    """Also when the line is not a known one."""
+    """Even without a known line."""
     up.machines["gpu01"].logs = "".join(f"line {number}\n" for number in range(20))
     handler = up.answer
 
@@ -158,7 +158,10 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
     with pytest.raises(GateError) as caught:
         case.drain(plan, FakeTransport(answer))
 
-    assert caught.value.message == "gpu01: Ray does not listen on 10.0.0.11:6379 yet within 120s"
+    assert (
+        caught.value.message
+        == "timed out after 120s: gpu01: Ray does not listen on 10.0.0.11:6379 yet"
+    )
     assert caught.value.evidence.splitlines() == [f"line {number}" for number in range(15, 20)]
 
 
@@ -188,7 +191,7 @@ def test_an_agent_is_connected_when_the_head_has_reached_it(
     members: dict[str, float] | None, waits: list[str], up: World
 ) -> None:
     """The contact must be recent; without the head's report, the gate waits for the head."""
-    up.said["servers"] = (
+    up.responses["servers"] = (
         "no answer" if members is None else {"servers": [], "members": members, "agent": 1.0}
     )
     gate = gates.agents_gate(Site(up.inventory), deadline=20)

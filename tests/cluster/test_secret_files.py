@@ -23,7 +23,7 @@ Fake = Callable[..., None]
 
 @pytest.fixture
 def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Put programs of the test's before those of the machine."""
+    """Put the test's programs before the machine's on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -51,30 +51,30 @@ def _run(argv: Argv) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
-def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Path) -> None:
-    """The file system's type decides, not its name."""
+def test_roots_folder_in_run(bin_: Fake, tmp_path: Path) -> None:
+    """If /run is in memory: the file system's type decides, not its name."""
     bin_("id", "case $1 in -u) echo 0 ;; *) echo root ;; esac")
     for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
         bin_("stat", f"echo {kind}")
         facts = host_output.parse_probe(_probe(tmp_path))
         assert facts.memory_dir == place
-    assert "is a file system in memory" in facts.part_errors["memory"]
+    assert "is a writable file system in memory" in facts.part_errors["memory"]
 
 
-def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> None:
-    """With logind, a user's files in memory end with the session; elsewhere they stay."""
+def test_a_user_without_lingering_has_no_folder_in_memory(bin_: Fake, tmp_path: Path) -> None:
+    """With logind, a user's files in memory are removed with the session; elsewhere they stay."""
     bin_("id", "case $1 in -u) echo 12345 ;; *) echo nobody-of-ours ;; esac")
     bin_("stat", "echo tmpfs")
     facts = host_output.parse_probe(_probe(tmp_path))
     if Path("/run/systemd/seats").is_dir():
         assert facts.memory_dir == ""
-        assert "does not linger" in facts.part_errors["memory"]
+        assert "lingering is off" in facts.part_errors["memory"]
     else:
         assert facts.memory_dir == "/dev/shm/vlaunch-nobody-of-ours"
 
 
 def test_the_token_is_read_from_both_places(tmp_path: Path) -> None:
-    """So that a change of `secrets_in` keeps it."""
+    """A change of `secrets_in` keeps it."""
     for name in ("one", "two"):
         (tmp_path / name / "secrets").mkdir(parents=True)
     (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
@@ -90,7 +90,7 @@ def test_the_token_is_read_from_both_places(tmp_path: Path) -> None:
 
 
 def test_a_token_of_another_user_is_not_used(bin_: Fake, tmp_path: Path) -> None:
-    """In /dev/shm everybody may make a folder with a login's name."""
+    """In /dev/shm any user can create a folder with the SSH user's name."""
     place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
     bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
     bin_("stat", "case $4 in /dev/shm) echo tmpfs ;; *) echo other ;; esac")
@@ -106,7 +106,7 @@ def test_a_token_of_another_user_is_not_used(bin_: Fake, tmp_path: Path) -> None
         facts = host_output.parse_probe(_probe(tmp_path / "state"))
         assert (facts.token, facts.secrets_in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
         assert facts.folders == (f"{place}/c",)
-        bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
+        bin_("stat", "echo other")  # the folder is unusable now, but its files are still ours
         facts = host_output.parse_probe(_probe(tmp_path / "state"))
         assert (facts.memory_dir, facts.secrets_in_memory, facts.folders) == (
             "",
@@ -117,8 +117,8 @@ def test_a_token_of_another_user_is_not_used(bin_: Fake, tmp_path: Path) -> None
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
 
 
-def test_files_in_memory_are_reported_wherever_they_lie(bin_: Fake, tmp_path: Path) -> None:
-    """Also in a place that is not today's."""
+def test_files_in_all_memory_folders_are_reported(bin_: Fake, tmp_path: Path) -> None:
+    """Including outdated ones."""
     place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
     bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
     bin_("stat", 'case $1 in -f) echo other ;; *) exec /usr/bin/stat "$@" ;; esac')
@@ -158,8 +158,8 @@ def test_files_are_shown_with_mode_owner_and_age(tmp_path: Path) -> None:
     assert files["B"].age < 3600
 
 
-def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> None:
-    """To its group alone, which the folder of servers shows."""
+def test_files_shared_with_an_images_user_are_private(tmp_path: Path) -> None:
+    """To its group alone, which owns the folder of servers."""
     folder, server = tmp_path / "c" / "secrets", tmp_path / "c" / "server"
     folder.mkdir(parents=True)
     server.mkdir()
@@ -179,7 +179,7 @@ def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> Non
 
 
 def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) -> None:
-    """The probe and the list report the same, the authority's first."""
+    """By the probe and by the list alike, the authority's first."""
     folder = tmp_path / "c" / "secrets"
     folder.mkdir(parents=True)
     public = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
@@ -210,14 +210,14 @@ def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) ->
         "@@secrets 1 0 -\ndisk 600 0 0 1 relative/secrets/A\n@@secrets end\n",
     ],
 )
-def test_anything_else_cannot_be_read(text: str) -> None:
-    """It is never taken for an empty list."""
+def test_other_output_is_unreadable(text: str) -> None:
+    """It never counts as an empty list."""
     with pytest.raises(UnreadableAnswer):
         secret_files.parse_listing(text)
 
 
-def test_a_folder_of_another_user_in_memory_is_refused(tmp_path: Path) -> None:
-    """Another user could have put their own token into it."""
+def test_a_folder_of_another_user_in_memory_is_rejected(tmp_path: Path) -> None:
+    """Another user could have put a token into it."""
     script = node_files._OWN + node_files._STORE
     good = tmp_path / "vlaunch-me" / "c"
     ran = subprocess.run(
@@ -249,7 +249,7 @@ def test_a_folder_of_another_user_in_memory_is_refused(tmp_path: Path) -> None:
 def test_the_folder_in_the_login_s_home_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with everything else that the launcher keeps on a node."""
+    """As for all of the launcher's files on a node."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
     (file,) = secret_files.parse_listing(_run(secret_files.listing_argv("c", "")))

@@ -23,7 +23,7 @@ KEY = "key-thatMustStayHidden"
 
 @pytest.fixture
 def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
-    """A cluster that is up and has a key from a file."""
+    """A running cluster with a key from a file."""
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "key").chmod(0o600)
     cluster.write(
@@ -66,7 +66,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
     assert {row["name"]: row["source"] for row in data["secrets"]} == {
         "HF_TOKEN": "environment variable HF_TOKEN",
         "VLLM_API_KEY": "file key",
-        "RAY_AUTH_TOKEN": "made by `vlaunch up`",
+        "RAY_AUTH_TOKEN": "created by `vlaunch up`",
         "AGENT_CA": "issued by `vlaunch up`",
         "AGENT_CERTIFICATE": "issued by `vlaunch up`",
     }
@@ -90,7 +90,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
 
 
 def test_the_list_for_people(keyed: Cluster) -> None:
-    """One row each."""
+    """One row per secret."""
     ran = keyed.run("secrets", "list")
 
     rows = {line.split()[0]: line for line in ran.out.splitlines()}
@@ -117,9 +117,9 @@ def test_the_list_warns_before_certificates_expire(
 
 
 def test_a_secret_in_two_places_of_a_node_is_shown_with_both(keyed: Cluster) -> None:
-    """As after a changed `secrets_in`, until the next `up`."""
+    """As after a change of `secrets_in`, until the next `up`."""
     for machine in keyed.world.machines.values():
-        machine.memory, machine.kept = "/run/vlaunch-root", {"HF_TOKEN": b"x"}
+        machine.memory, machine.memory_files = "/run/vlaunch-root", {"HF_TOKEN": b"x"}
     ran = keyed.run("secrets", "list")
 
     (row,) = (line for line in ran.out.splitlines() if line.startswith("HF_TOKEN"))
@@ -128,10 +128,7 @@ def test_a_secret_in_two_places_of_a_node_is_shown_with_both(keyed: Cluster) -> 
 
 
 def test_files_that_others_can_read_are_reported(keyed: Cluster) -> None:
-    """With the command that mends it; so is a file that no inventory names.
-
-    Scripts see it from the exit code.
-    """
+    """With the fix; and files that no inventory names. Scripts use the exit code."""
     keyed.world.machines["gpu02"].modes["HF_TOKEN"] = "644 0"
     keyed.world.machines["gpu02"].files["secrets/OLD"] = b"x"
     ran = keyed.run("secrets", "list", "--json")
@@ -150,7 +147,7 @@ def test_files_that_others_can_read_are_reported(keyed: Cluster) -> None:
 
 
 def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
-    """And containers that know it; the same one everywhere."""
+    """The same one, and new containers."""
     (before,) = _token(keyed)
     ran = keyed.run("secrets", "rotate", "--yes")
 
@@ -170,7 +167,7 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
 
 
 def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_path: Path) -> None:
-    """There is no prompt, and a changed value of another secret is not written."""
+    """Without a prompt; a changed value of another secret is not written."""
     before, token = _certificates(keyed), _token(keyed)
     (tmp_path / "key").write_text("another-key")
     ran = keyed.run("secrets", "rotate", "AGENT_CERTIFICATE")
@@ -217,15 +214,15 @@ def test_rotate_restarts_nothing_without_rays_token(settings: str, cluster: Clus
 
 
 @pytest.mark.parametrize("inventory", ["ray: {token_auth: false}", "ray: none"])
-def test_the_token_exists_whether_or_not_ray_asks_for_it(inventory: str, cluster: Cluster) -> None:
-    """The nodes' agents do."""
+def test_the_token_exists_without_rays_authentication(inventory: str, cluster: Cluster) -> None:
+    """The nodes' agents use it."""
     cluster.write(f"{INVENTORY}{inventory}\n")
 
     assert "RAY_AUTH_TOKEN" in cluster.run("secrets", "list").out
 
 
 def test_rotate_a_single_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> None:
-    """The source has a new value; the file on each node gets it."""
+    """The source has a new value, and the nodes' files get it."""
     before = _token(keyed)
     (tmp_path / "key").write_text("another-key")
     ran = keyed.run("secrets", "rotate", "VLLM_API_KEY", "--yes")
@@ -238,15 +235,15 @@ def test_rotate_a_single_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) 
 
 
 def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
-    """The message names the source as the thing to change; there is no prompt."""
+    """The message suggests changing the source; no prompt appears."""
     ran = keyed.run("secrets", "rotate", "VLLM_API_KEY")
 
     assert (ran.code, keyed.world.changes) == (0, [])
     assert "every source returned the value in use" in ran.err
 
 
-def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
-    """Without a terminal nothing is done."""
+def test_rotate_lists_stopped_work_and_prompts(keyed: Cluster) -> None:
+    """Without a terminal it fails before any change."""
     supervision.store_server(keyed.world, supervision.make_spec("chat"))
     supervision.store_server(keyed.world, supervision.make_spec("once", policy=Policy(restarts=0)))
     keyed.world.jobs.append(
@@ -269,16 +266,16 @@ def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     assert "batch job rows resumes when you run" in ran.err
 
 
-def test_rotate_knows_its_names(keyed: Cluster) -> None:
-    """A wrong one touches nothing."""
+def test_rotate_rejects_unknown_names(keyed: Cluster) -> None:
+    """Before any change."""
     ran = keyed.run("secrets", "rotate", "HF_TOKN", "--yes")
 
-    assert (ran.code, keyed.asked[1:], keyed.world.changes) == (2, [], [])
+    assert (ran.code, keyed.fleet_options[1:], keyed.world.changes) == (2, [], [])
     assert "no secret `HF_TOKN` in this cluster" in ran.err
     assert "HF_TOKEN, VLLM_API_KEY, RAY_AUTH_TOKEN" in ran.err
 
 
-def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
+def test_rotate_starts_no_cluster(cluster: Cluster) -> None:
     """Only `up` starts containers."""
     ran = cluster.run("secrets", "rotate", "--yes")
 
@@ -289,7 +286,7 @@ def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
 def test_a_prompt_appears_once_and_only_if_the_value_is_needed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`up` asks, unseen; `status`, `check` and a dry run without nodes do not."""
+    """`up` prompts without echo; `status`, `check` and a dry run without nodes do not."""
     prompts: list[str] = []
 
     def answer(text: str, **how: object) -> str:
@@ -318,7 +315,7 @@ def test_a_prompt_appears_once_and_only_if_the_value_is_needed(
 def test_a_prompt_without_a_terminal_is_reported_with_other_mistakes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are reported together, before any node is reached."""
+    """Before any node is contacted."""
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     cluster.write(
@@ -328,14 +325,14 @@ def test_a_prompt_without_a_terminal_is_reported_with_other_mistakes(
     )
     ran = cluster.run("up")
 
-    assert (ran.code, cluster.asked) == (2, [])
+    assert (ran.code, cluster.fleet_options) == (2, [])
     assert "cannot fetch 2 secrets" in ran.err
     assert "A_KEY: needs a terminal for its prompt, and there is none" in ran.err
     assert "HF_TOKEN: the environment variable" in ran.err
 
 
 def test_values_are_hidden_in_commands_that_do_not_need_them(cluster: Cluster) -> None:
-    """A log line that holds one is shown without it."""
+    """They are removed from log lines."""
     cluster.run("up")
     redaction.clear_secrets()  # as another process
     cluster.logs = {"gpu01": {"head": f"debug: Authorization {SECRET}\n".encode()}, "gpu02": {}}

@@ -1,4 +1,4 @@
-"""`vlaunch up` as people run it."""
+"""`vlaunch up`, as run by users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import simulated
 from tests.command_line import INVENTORY, SECRET, Cluster
 
 
-def test_a_first_up_says_what_it_does_and_that_it_is_up(cluster: Cluster) -> None:
+def test_output_of_a_first_up(cluster: Cluster) -> None:
     """On standard error; standard output is for data."""
     ran = cluster.run("up")
 
@@ -31,8 +31,8 @@ def test_a_first_up_says_what_it_does_and_that_it_is_up(cluster: Cluster) -> Non
     assert SECRET not in ran.err
 
 
-def test_a_second_up_changes_nothing_and_says_so(cluster: Cluster) -> None:
-    """Not a single change is sent."""
+def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
+    """No change is sent."""
     cluster.run("up")
     cluster.world.changes.clear()
     ran = cluster.run("up")
@@ -45,7 +45,7 @@ def test_a_second_up_changes_nothing_and_says_so(cluster: Cluster) -> None:
 def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     cluster: Cluster,
 ) -> None:
-    """All are issued again, because the authority's key was not kept."""
+    """All are issued again, because the authority's key was not stored."""
     cluster.run("up")
     files = {name: machine.files for name, machine in cluster.world.machines.items()}
     before = files["gpu01"]["secrets/AGENT_CERTIFICATE"]
@@ -66,7 +66,7 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
 
 
 def test_a_change_is_shown_before_it_is_applied(cluster: Cluster) -> None:
-    """And only what must is changed."""
+    """With the smallest set of changes."""
     cluster.run("up")
     cluster.world.changes.clear()
     cluster.write(
@@ -80,10 +80,10 @@ def test_a_change_is_shown_before_it_is_applied(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("inventory", ["", "ray: none\n"])
-def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
+def test_an_image_with_an_older_vllm_is_rejected(
     inventory: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the reason; running containers stay."""
+    """Before any change, with the reason; running containers stay."""
     answer = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.18.1"')
     older = cluster.path.parent / "older.json"
     older.write_text(answer, encoding="utf-8")
@@ -92,12 +92,28 @@ def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
     ran = cluster.run("up")
 
     assert (ran.code, cluster.world.changes) == (2, [])
-    assert "vllm/vllm-openai:v0.32.0 has vLLM 0.18.1, and vlaunch needs 0.22 or newer" in ran.err
+    assert "vLLM 0.18.1 does not work with vlaunch, which needs 0.22 or newer" in ran.err
     assert "slow starts on several nodes need" in ran.err
 
 
+def test_an_image_with_a_newer_vllm_is_used_with_a_warning(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what may go wrong, and what to use instead."""
+    answer = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.99.0"')
+    newer = cluster.path.parent / "newer.json"
+    newer.write_text(answer, encoding="utf-8")
+    monkeypatch.setattr(simulated, "RAY_IMAGE", newer)
+    ran = cluster.run("up")
+
+    assert ran.code == 0
+    assert "vLLM 0.99.0 is newer than vlaunch was checked with" in ran.err
+    assert "a start may fail" in ran.err
+    assert "hint: set `image:` to a checked one" in ran.err
+
+
 def test_json_is_the_same_events_on_standard_output(cluster: Cluster) -> None:
-    """Each line is an object."""
+    """One object per line."""
     ran = cluster.run("up", "--json")
 
     assert (ran.code, ran.err) == (0, "")
@@ -107,8 +123,8 @@ def test_json_is_the_same_events_on_standard_output(cluster: Cluster) -> None:
     assert SECRET not in ran.out
 
 
-def test_a_dry_run_changes_nothing_and_is_what_the_run_then_sends(cluster: Cluster) -> None:
-    """Word for word, when the cluster has its token: the script's commands are those of the run."""
+def test_a_dry_run_has_the_runs_commands(cluster: Cluster) -> None:
+    """Word for word, if the cluster has its token; without a change."""
     cluster.run("up")
     cluster.write(INVENTORY.replace("cluster: c\n", "cluster: c\nenv: {A: '1'}\n"))
     cluster.world.changes.clear()
@@ -123,11 +139,11 @@ def test_a_dry_run_changes_nothing_and_is_what_the_run_then_sends(cluster: Clust
 
 
 def test_two_dry_runs_of_a_first_up_are_the_same(cluster: Cluster) -> None:
-    """A script that differs each time cannot be reviewed, nor be what the run then sends."""
+    """Otherwise a review of the script would be useless."""
     assert cluster.run("up", "--dry-run").out == cluster.run("up", "--dry-run").out
 
 
-def test_a_dry_run_with_the_image_missing_says_what_it_cannot_know(cluster: Cluster) -> None:
+def test_a_dry_run_without_the_image_lists_the_unknown(cluster: Cluster) -> None:
     """The pull comes first; the build depends on the probe of the image."""
     cluster.world.machines["gpu02"].images.clear()
     ran = cluster.run("up", "--dry-run")
@@ -141,26 +157,26 @@ def test_a_dry_run_with_the_image_missing_says_what_it_cannot_know(cluster: Clus
 def test_offline_touches_no_node_and_needs_no_secret(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is for reading what would be done."""
+    """It is for reviews."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("up", "--dry-run", "--offline")
 
-    assert (ran.code, cluster.asked, cluster.commands) == (0, [], [])
+    assert (ran.code, cluster.fleet_options, cluster.commands) == (0, [], [])
     assert subprocess.run(["bash", "-n"], input=ran.out, text=True, check=False).returncode == 0
 
 
-def test_offline_alone_is_a_wrong_request(cluster: Cluster) -> None:
-    """Exit code 2, and nothing is touched."""
+def test_offline_alone_is_an_invalid_request(cluster: Cluster) -> None:
+    """Exit code 2, without contacting a node."""
     ran = cluster.run("up", "--offline")
 
-    assert (ran.code, cluster.asked) == (2, [])
+    assert (ran.code, cluster.fleet_options) == (2, [])
     assert "--offline requires --dry-run" in ran.err
 
 
-def test_nodes_that_cannot_be_reached_are_all_reported_and_nothing_is_touched(
+def test_unreachable_nodes_are_all_reported(
     cluster: Cluster,
 ) -> None:
-    """Equal stories folded."""
+    """Equal errors are folded, and no node is changed."""
     for name in ("gpu01", "gpu02"):
         cluster.missing[name] = ConnectError(
             name, "cannot be reached: no route to host", hint="check `host:`"
@@ -174,12 +190,12 @@ def test_nodes_that_cannot_be_reached_are_all_reported_and_nothing_is_touched(
 
 
 def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
-    """Before anything is written."""
+    """Before any file is written."""
     cluster.world.machines["gpu02"].listening = (22, 6380)
     ran = cluster.run("up")
 
     assert (ran.code, cluster.world.changes) == (1, [])
-    assert "error: gpu02: port 6380 (Ray node manager) is taken" in ran.err
+    assert "error: gpu02: port 6380 (Ray node manager) is in use" in ran.err
     assert "hint: find its process with `sudo ss -ltnp 'sport = :6380'` on gpu02" in ran.err
 
 
@@ -204,21 +220,21 @@ def test_a_failing_step_has_cause_and_fix_and_a_second_up_repairs_it(
     assert {command.node for command in cluster.world.changes} == {"gpu02"}
 
 
-def test_a_missing_secret_stops_before_anything_is_reached(
+def test_a_missing_secret_stops_before_any_contact(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Named, with where it should come from."""
+    """The error has its name and source."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("up")
 
-    assert (ran.code, cluster.asked) == (2, [])
+    assert (ran.code, cluster.fleet_options) == (2, [])
     assert "HF_TOKEN" in ran.err
 
 
-def test_the_inventory_that_was_brought_up_is_used_from_then_on(
+def test_the_last_inventory_is_the_default(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever one stands; not after a dry run."""
+    """In any directory; a dry run does not count."""
     elsewhere = cluster.path.parent / "elsewhere"
     elsewhere.mkdir()
     cluster.run("up", "--dry-run")
@@ -231,8 +247,8 @@ def test_the_inventory_that_was_brought_up_is_used_from_then_on(
     assert cluster.run("status").code == 0
 
 
-def test_verbose_shows_what_is_sent_and_no_secret(cluster: Cluster) -> None:
-    """Each command with its node, long ones shortened."""
+def test_verbose_shows_commands_without_secrets(cluster: Cluster) -> None:
+    """With their nodes; long ones are shortened."""
     ran = cluster.run("up", "--verbose")
 
     assert "  + gpu01: docker run --detach --name vlaunch-c-gpu01" in ran.err
@@ -245,7 +261,7 @@ def test_new_host_keys_are_trusted_on_request(cluster: Cluster) -> None:
     cluster.run("up", "--dry-run")
     cluster.run("up", "--dry-run", "--accept-new-host-keys")
 
-    assert [options["accept_new_host_keys"] for options in cluster.asked] == [False, True]
+    assert [options["accept_new_host_keys"] for options in cluster.fleet_options] == [False, True]
 
 
 def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
@@ -264,8 +280,8 @@ def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
     assert "Traceback" not in ran.err
 
 
-def test_a_node_that_answers_nonsense_is_a_typed_error(cluster: Cluster) -> None:
-    """The error quotes the answer."""
+def test_an_unreadable_answer_is_a_typed_error(cluster: Cluster) -> None:
+    """The error quotes it."""
     cluster.world.machines["gpu02"].home = "x\n@@vlaunch containers\nnot JSON"
     ran = cluster.run("up")
 
@@ -275,7 +291,7 @@ def test_a_node_that_answers_nonsense_is_a_typed_error(cluster: Cluster) -> None
 
 
 def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
-    """Return what a script would send, read by bash itself."""
+    """Return a script's commands, parsed by bash itself."""
     lines = script.splitlines()
     start, end = lines.index("on() {"), lines.index("}")
     recorder = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cluster.up_plan import plan_image, plan_up
-from launcher.core.domain import Inventory, Secret
+from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Plan
 from launcher.tools.node_probes import probe_nodes
@@ -24,7 +24,7 @@ KEY = "secrets: {VLLM_API_KEY: {env: X}}\n"
 
 
 def three(load: Load, extra: str = "", *own: str) -> Inventory:
-    """Load an inventory of three nodes, each with keys of its own."""
+    """Load an inventory of three nodes with their own keys."""
     nodes = (
         f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {fields}}}"
         for n, fields in enumerate((*own, "", "", "")[:3], start=1)
@@ -48,7 +48,7 @@ def removed(up: Plan) -> list[str]:
 
 @pytest.fixture
 def world(load: Load) -> World:
-    """Three nodes that are up."""
+    """Three running nodes."""
     world = World(three(load))
     case.bring_up(world.inventory, world, SECRETS)
     world.changes.clear()
@@ -56,13 +56,11 @@ def world(load: Load) -> World:
 
 
 def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Load) -> None:
-    """The head listens before a worker connects, and the nodes are counted before the cluster
-    counts as up.
-    """
+    """The head listens before a worker connects, and all nodes must join."""
     world = World(three(load))
     up = plan(world.inventory, world)
 
-    assert [stage.id for stage in up.stages] == [
+    assert stage_ids(up) == [
         "same-image",
         "gpus",
         "files",
@@ -78,12 +76,12 @@ def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Loa
 
 
 def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
-    """The inventory's own image is enough; the head's agent listens, and hears every other one."""
+    """The inventory's own image is enough; all agents connect to the head's."""
     world = World(three(load, "ray: none"))
     up = plan(world.inventory, world)
     case.bring_up(world.inventory, world, SECRETS)
 
-    assert [stage.id for stage in up.stages] == [
+    assert stage_ids(up) == [
         "same-image",
         "gpus",
         "files",
@@ -96,7 +94,7 @@ def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
 
 
 def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None:
-    """Only questions are left."""
+    """Only queries are left."""
     up = plan(world.inventory, world)
 
     assert (up.steps, up.notes) == ((), ())
@@ -117,23 +115,25 @@ def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> 
     up = plan(world.inventory, world)
 
     (note,) = up.notes
-    assert note.startswith("n[2-3]: the agent keeps running another version of vlaunch")
-    assert "hint: run `vlaunch down`, then `vlaunch up`: this stops its servers" in note
+    assert note == (
+        "n[2-3]: the agent runs another version of vlaunch; to replace it, run `vlaunch down`, then"
+        " `vlaunch up`: this stops all servers"
+    )
     assert (started(up), removed(up)) == ([], [])
     case.bring_up(world.inventory, world, SECRETS)
     assert plan(world.inventory, world).notes == ()
 
 
 def test_a_second_up_still_verifies_the_cluster(load: Load, world: World) -> None:
-    """Containers that run are no proof."""
+    """Running containers prove nothing."""
     world.machines["n3"].joins = False
     with pytest.raises(GateError, match="n3: has not joined Ray"):
         case.bring_up(world.inventory, world, SECRETS)
 
 
-def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> None:
-    """With the port that it needs: where it is shut, no server starts."""
-    world.said["servers"] = {"servers": [], "members": {"n1": 0.0, "n2": 300.0}, "agent": 1.0}
+def test_a_disconnected_agent_fails_up(load: Load, world: World) -> None:
+    """With the port that it needs: without it no server starts."""
+    world.responses["servers"] = {"servers": [], "members": {"n1": 0.0, "n2": 300.0}, "agent": 1.0}
     with pytest.raises(GateError) as caught:
         case.bring_up(world.inventory, world, SECRETS)
 
@@ -144,9 +144,7 @@ def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> No
     assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
 
 
-def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
-    load: Load, world: World
-) -> None:
+def test_earlier_restarts_of_a_container_do_not_count(load: Load, world: World) -> None:
     """It had no head to join, and has one now."""
     world.machines["n2"].joins = False
     world.container("n2")["RestartCount"] = 9
@@ -176,7 +174,47 @@ def test_a_changed_worker_restarts_alone(load: Load, world: World) -> None:
     assert plan(changed, world).steps == ()
 
 
-def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
+def stage_ids(up: Plan) -> list[str]:
+    """Return the stages without empty ones, in order."""
+    return [stage.id for stage in up.stages]
+
+
+FRONT = "front: {node: n1}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        ('{"requests": 0}', "pass", "no request is in progress"),
+        ('{"requests": 3}', "warn", "requests that are still running, and will fail: 3"),
+        ("405: Method Not Allowed", "warn", "may fail: n1: its agent runs another version"),
+    ],
+)
+def test_requests_end_before_their_server_is_replaced(
+    answer: str, status: str, text: str, load: Load, world: World
+) -> None:
+    """Only of the servers on replaced nodes; nothing stops `up`."""
+    up = plan(three(load, FRONT, "", "env: {A: '1'}"), world)
+    ids = stage_ids(up)
+
+    assert ids[ids.index("drain") + 1] == "workers"
+    (gate,) = up.stages[ids.index("drain")].gates
+    (query,) = gate.queries
+    assert query.node == "n1"
+    assert query.argv[-1] == "http://agent/drain?nodes=n2"
+    (finding,) = gate.judge({"n1": [Answer(node="n1", code=0, out=answer, err="")]})
+    assert (finding.status, text in finding.text) == (status, True), finding
+
+
+def test_nothing_is_drained_without_a_front_or_an_agent(load: Load, world: World) -> None:
+    """Nor when no container is replaced."""
+    assert "drain" not in stage_ids(plan(three(load, FRONT), world))
+    assert "drain" not in stage_ids(plan(three(load, "", "env: {A: '1'}"), world))
+    world.stop("n1")
+    assert "drain" not in stage_ids(plan(three(load, FRONT), world))
+
+
+def test_a_changed_head_restarts_all(load: Load, world: World) -> None:
     """The workers' session ends with the head's, and a note gives the reason."""
     up = plan(three(load, "", "env: {A: '1'}"), world)
 
@@ -209,7 +247,7 @@ def test_changes_are_described(extra: str, remark: str, load: Load, world: World
     assert any(note.startswith("n[1-3]: ") and remark in note for note in up.notes), up.notes
 
 
-def test_a_container_that_has_ended_is_replaced_alone(load: Load, world: World) -> None:
+def test_an_exited_container_is_replaced_alone(load: Load, world: World) -> None:
     """With its state as the reason."""
     world.stop("n2", code=137)
     up = plan(world.inventory, world)
@@ -218,15 +256,15 @@ def test_a_container_that_has_ended_is_replaced_alone(load: Load, world: World) 
     assert "n2: its container is exited (exit code 137)" in up.notes
 
 
-def test_a_head_that_has_ended_takes_all_with_it(load: Load, world: World) -> None:
-    """A new head knows nothing of the old workers."""
+def test_an_exited_head_restarts_all(load: Load, world: World) -> None:
+    """A new head does not know the old workers."""
     world.stop("n1")
 
     assert started(plan(world.inventory, world)) == ["n1", "n2", "n3"]
 
 
-def test_a_container_that_is_gone_is_started_without_removing(load: Load, world: World) -> None:
-    """`docker rm` of nothing would be an error."""
+def test_a_missing_container_is_started_without_a_removal(load: Load, world: World) -> None:
+    """`docker rm` of a missing one would fail."""
     world.machines["n3"].containers.clear()
     up = plan(world.inventory, world)
 
@@ -236,7 +274,7 @@ def test_a_container_that_is_gone_is_started_without_removing(load: Load, world:
 def test_a_changed_secret_restarts_the_containers_with_the_old_value(
     load: Load, world: World
 ) -> None:
-    """It is written first, and neither note nor argv tells it."""
+    """The new one is written first; neither notes nor argv contain it."""
     up = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
 
     assert started(up) == ["n1", "n2", "n3"]
@@ -246,7 +284,7 @@ def test_a_changed_secret_restarts_the_containers_with_the_old_value(
 
 
 def test_an_added_node_starts_alone(load: Load) -> None:
-    """The others go on."""
+    """The others continue."""
     two = load(KEY, "nodes: [{host: n1, ip: 10.0.0.1, gpus: 8}, {host: n2, ip: 10.0.0.2, gpus: 8}]")
     grown = three(load)
     world = World(grown)
@@ -257,7 +295,7 @@ def test_an_added_node_starts_alone(load: Load) -> None:
 
 
 def test_files_that_differ_are_written_without_a_restart(load: Load, world: World) -> None:
-    """A newer vlaunch brings newer helpers; the cluster goes on."""
+    """A newer vlaunch has newer node programs; the cluster continues."""
     world.machines["n2"].files["payload/batch.pyz"] = b"old"
     up = plan(world.inventory, world)
 
@@ -275,7 +313,7 @@ def test_the_end_of_servers_and_jobs_is_noted(load: Load, world: World) -> None:
 
 
 def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:
-    """The odd one is named."""
+    """The node with the other image is named."""
     world = World(three(load))
     world.machines["n2"].images[world.inventory.image] = image_json("another")
     with pytest.raises(
@@ -296,10 +334,10 @@ def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
     assert [(step.command.node, step.command.argv) for step in up.steps] == [
         ("n2", ("docker", "pull", "--quiet", world.inventory.image))
     ]
-    assert [stage.id for stage in up.stages] == ["preflight", "image"]
+    assert stage_ids(up) == ["preflight", "image"]
 
 
-def test_a_failing_preflight_touches_nothing(load: Load) -> None:
+def test_a_failing_preflight_changes_nothing(load: Load) -> None:
     """Not even the image is pulled."""
     world = World(three(load), image=False)
     world.machines["n2"].gpus = 7
@@ -317,9 +355,7 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
         ("serve: {model: org/model}", "the model's size is unknown"),
     ],
 )
-def test_the_preflight_knows_the_model_that_the_inventory_names(
-    load: Load, serve: str, remark: str
-) -> None:
+def test_the_preflight_checks_the_inventorys_model(load: Load, serve: str, remark: str) -> None:
     """Its size is unknown without a query of its files."""
     world = World(three(load, serve))
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
@@ -348,7 +384,7 @@ def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path:
 def test_a_container_of_a_killed_run_that_was_only_created_is_replaced(
     load: Load, world: World
 ) -> None:
-    """`docker run` may have been cut between create and start."""
+    """`docker run` may be killed between create and start."""
     world.container("n2")["State"]["Status"] = "created"
 
     assert started(plan(world.inventory, world)) == removed(plan(world.inventory, world)) == ["n2"]

@@ -1,6 +1,4 @@
-"""Resolving Ray's wheels for an image from a folder of handmade ones: uv and pip run, without an
-index.
-"""
+"""Resolution of Ray's wheels for an image, by uv and pip, from a local folder of test wheels."""
 
 from __future__ import annotations
 
@@ -40,10 +38,8 @@ def leftovers(cache: Path) -> list[Path]:
 
 
 @pytest.mark.processes
-def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
-    """The image's packages stay, though the index has a newer one and lacks the image's own
-    version.
-    """
+def test_only_missing_packages_are_fetched(shelf: Shelf, cache: Path) -> None:
+    """The image's packages stay, even if the index has a newer one and not the image's version."""
     shelf.ray("click>=7", 'colorful; extra == "default"')
     shelf.add("click", "9.0")
     shelf.add("colorful", "0.5.8")
@@ -60,8 +56,8 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
 
 
 @pytest.mark.processes
-def test_the_newest_that_fits_around_the_image_is_used(shelf: Shelf, cache: Path) -> None:
-    """A dependency whose newest version wants a newer click is taken one version back."""
+def test_the_newest_compatible_version_is_used(shelf: Shelf, cache: Path) -> None:
+    """A dependency whose newest version needs a newer click is one version older."""
     shelf.ray("helper")
     shelf.add("helper", "1.0", "click>=8")
     shelf.add("helper", "2.0", "click>=9")
@@ -76,7 +72,7 @@ def test_the_newest_that_fits_around_the_image_is_used(shelf: Shelf, cache: Path
 
 @pytest.mark.processes
 def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
-    """Not those of the Python, the system or the processor on which vlaunch runs."""
+    """Not of the launcher's Python, system or processor."""
     shelf.ray(
         'modern; python_version >= "3.99"',
         'ancient; python_version < "3.99"',
@@ -126,7 +122,7 @@ def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
 
 @pytest.mark.processes
 def test_missing_wheels_are_named_with_a_fix(shelf: Shelf, cache: Path) -> None:
-    """Without an index: the command that fetches the wheels elsewhere, for the image's Python."""
+    """Without an index: a command that downloads the wheels elsewhere, for the image's Python."""
     shelf.ray(version="2.59.0")
 
     with pytest.raises(VlaunchError) as caught:
@@ -141,10 +137,8 @@ def test_missing_wheels_are_named_with_a_fix(shelf: Shelf, cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
-    """The same image and the same Ray: the answer is in the cache, also when nothing can be fetched
-    any more.
-    """
+def test_the_resolution_is_cached(shelf: Shelf, cache: Path) -> None:
+    """For the same image and Ray, even without an index."""
     shelf.ray()
     first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     shelf.clear()
@@ -156,8 +150,8 @@ def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("harm", ["changed", "missing", "torn list"])
-def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
-    """Files in the cache are compared with their hashes before use."""
+def test_a_damaged_cache_is_repaired(shelf: Shelf, cache: Path, harm: str) -> None:
+    """Hashes of cached files are verified before use."""
     shelf.ray()
     first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     if harm == "changed":
@@ -174,9 +168,9 @@ def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None
 
 
 @pytest.mark.processes
-def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
-    """For another image, and where the first one is damaged: the hash of a name is kept, until a
-    person forgets it.
+def test_a_changed_wheel_is_rejected(shelf: Shelf, cache: Path) -> None:
+    """For another image, or in place of a damaged one: the hash of a file name is stored until a
+    user removes it.
     """
     shelf.ray()
     first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
@@ -194,8 +188,8 @@ def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) -> None:
-    """Debian's own version strings cannot be pinned, so a replacement is refused afterwards."""
+def test_an_invalid_version_is_never_replaced(shelf: Shelf, cache: Path) -> None:
+    """Debian's own version strings cannot be pinned, so a replacement is rejected afterwards."""
     shelf.ray("blinker")
     shelf.add("blinker", "1.9")
     odd = replace(IMAGE, distributions={"blinker": "1.7ubuntu1"})
@@ -210,7 +204,7 @@ def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) 
 def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
     shelf: Shelf, cache: Path
 ) -> None:
-    """The image has plain `ray`; the rest of `ray[default]` is what it lacks."""
+    """The image has plain `ray`; only the rest of `ray[default]` is missing."""
     shelf.ray('colorful; extra == "default"')
     shelf.add("colorful", "0.5.8")
 
@@ -223,7 +217,7 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
 def test_other_parts_of_ray_are_resolved_again(
     shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resolution for fewer extras lacks the packages of the others."""
+    """A resolution for fewer extras does not have the packages of the others."""
     shelf.ray('colorful; extra == "default"', 'reflection; extra == "serve"')
     shelf.add("colorful", "0.5.8")
     shelf.add("reflection", "1.0")
@@ -236,10 +230,8 @@ def test_other_parts_of_ray_are_resolved_again(
 
 
 @pytest.mark.processes
-def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
-    shelf: Shelf, cache: Path
-) -> None:
-    """`ray[data]` of the image's own Ray may require another pyarrow than a newer Ray."""
+def test_an_image_with_ray_gets_ray_data_for_its_own_version(shelf: Shelf, cache: Path) -> None:
+    """`ray[data]` of another version may require another pyarrow."""
     shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "llm"', version="2.56.1")
     shelf.ray('pyarrow>=20; extra == "data"')
     for version in ("19.0", "24.0"):
@@ -265,7 +257,7 @@ def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
 
 @pytest.mark.processes
 def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Files and environment variables, where the latter win, and lists of several values."""
+    """Files and environment variables, in pip's order, and lists of values."""
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nindex-url = https://a/simple\nclient-cert = /a.pem\nextra-index-url =\n"
@@ -289,14 +281,14 @@ def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [("2.31", "2_31"), ("2.30", "2_28"), ("2.39", "2_39"), ("2.99", "2_40"), ("2.12", "2_17")],
 )
 def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: str) -> None:
-    """uv has platforms for some versions of glibc only."""
+    """uv has platforms for only some versions of glibc."""
     image = replace(IMAGE, libc_version=libc_version)
     assert wheels._uv_platform(image) == f"x86_64-manylinux_{platform}"
 
 
 @pytest.mark.processes
 def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
-    """With the older names of the same platforms, which most wheels still carry."""
+    """With older aliases, which most wheels still use."""
     argv = images.pip_download("3.11", "x86_64", 31)
     platforms = [value for option, value in pairwise(argv) if option == "--platform"]
 
@@ -315,7 +307,7 @@ def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
         {"abiflags": "t"},
     ],
 )
-def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str], cache: Path) -> None:
+def test_an_image_that_cannot_run_ray_is_rejected(other: dict[str, str], cache: Path) -> None:
     """Before a program runs."""
     with pytest.raises(RequestError, match="Ray cannot be added"):
         wheels.resolve_wheels(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
@@ -330,7 +322,7 @@ def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_a_killed_run_leaves_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
     """A younger folder may belong to another run."""
     shelf.ray()
     for name in ("old", "young"):

@@ -41,7 +41,7 @@ def test_the_worst_finding_decides(statuses: list[Status], most: Status) -> None
 
 
 def test_equal_findings_are_folded() -> None:
-    """And what differs in anything stays apart."""
+    """Any difference keeps them apart."""
     same = [
         finding("gpu02"),
         finding("gpu03"),
@@ -57,7 +57,7 @@ def test_equal_findings_are_folded() -> None:
 
 
 def test_a_host_combines_a_node_with_its_facts_and_the_evidence() -> None:
-    """In the inventory's order; one that did not answer is no host."""
+    """In the inventory's order, without nodes that did not answer."""
     evidence = HEALTHY.build_evidence()
     remaining = replace(evidence, facts={name: evidence.facts[name] for name in ("gpu03", "gpu01")})
 
@@ -93,7 +93,7 @@ def test_judges_of_a_single_node_judge_all_nodes() -> None:
 
 
 def test_a_node_with_a_repeated_finding_is_named_once() -> None:
-    """GPUs are judged on each node, and then the port on one of them."""
+    """GPUs are judged on all nodes, and then the port on one of them."""
     findings = [passed("n1"), passed("n2"), passed("n1")]
 
     assert [finding.node for finding in fold_findings(findings)] == ["n[1-2]"]

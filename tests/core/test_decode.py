@@ -1,4 +1,4 @@
-"""The reader of what nodes, containers and files say."""
+"""Decoding of data from nodes, containers and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cart:
-    """Something with fields of every kind that the readers use."""
+    """A class with fields of all kinds."""
 
     name: str
     sound: bool = True
@@ -47,7 +47,7 @@ def cart(**fields: Any) -> Cart:
 
 
 def test_an_answer_becomes_its_dataclass() -> None:
-    """Arrays are tuples, objects are dataclasses, a whole number is a float where one is due."""
+    """Arrays are tuples, objects are dataclasses, an integer is a float if declared so."""
     assert cart(tags=["x"], wheel={"size": 1, "load": 2}, wheels=[{"size": 3}], speed=4) == Cart(
         name="a",
         owner="eve",
@@ -79,7 +79,7 @@ def test_an_answer_becomes_its_dataclass() -> None:
     ],
 )
 def test_the_error_names_the_source_and_the_field(fields: dict[str, Any], misfit: str) -> None:
-    """And no type is converted to another."""
+    """Types are not converted."""
     with pytest.raises(UnreadableAnswer) as caught:
         cart(**fields)
 
@@ -101,7 +101,7 @@ def test_the_error_names_the_source_and_the_field(fields: dict[str, Any], misfit
     ],
 )
 def test_other_json_is_an_error(text: str) -> None:
-    """Whatever is wrong with it; what was there is the evidence."""
+    """With the text as evidence."""
     with pytest.raises(UnreadableAnswer, match=r"^the cart cannot be read: ") as caught:
         decode.parse_json(Cart, text, "the cart")
 
@@ -116,13 +116,13 @@ def test_unusable_numbers_are_rejected(number: str) -> None:
         decode.parse_json(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
 
 
-def test_halves_of_characters_become_question_marks() -> None:
-    """Nobody can print them."""
+def test_lone_surrogates_become_question_marks() -> None:
+    """They cannot be printed."""
     assert decode.parse_json(Cart, '{"name": "\\ud800", "owner": "b"}', "the cart").name == "?"
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """A newer version wrote it; a closed shape refuses it, at any depth."""
+    """A newer version wrote them; a closed class rejects them, at any depth."""
     fields = {"size": 1, "new": 2}
     assert decode.validate(Wheel, fields, "a wheel") == Wheel(size=1)
     assert cart(wheel=fields).wheel == Wheel(size=1)
@@ -133,19 +133,19 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(("color", "read"), [("red", "red"), ("RED", "none"), (5, "none")])
-def test_a_stand_in_takes_the_place_of_what_misfits(color: Any, read: str) -> None:
-    """Of that field alone; a field that is not there has the dataclass's own default."""
+def test_a_default_replaces_an_invalid_value(color: Any, read: str) -> None:
+    """In that field alone; a missing field has the dataclass's own default."""
     assert cart(color=color).color == read
     assert cart().color == "grey"
 
 
-def test_a_field_that_only_has_a_stand_in_may_be_missing() -> None:
-    """The dataclass itself asks for it."""
+def test_a_field_with_a_default_may_be_missing() -> None:
+    """Although the dataclass requires it."""
     assert decode.validate(Cart, {"name": "a"}, "the cart").owner == ""
 
 
-def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
-    """And no more of it than a line has."""
+def test_names_from_nodes_are_sanitized() -> None:
+    """And shortened to a line."""
     with pytest.raises(UnreadableAnswer) as caught:
         cart(prices={"\x1b[2J" + "9" * 5000: "dear"})
 
@@ -153,8 +153,8 @@ def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
     assert len(caught.value.message) < 200
 
 
-def test_items_that_misfit_are_dropped() -> None:
-    """The others stay in their order; a collection that is none is refused all the same."""
+def test_invalid_items_are_dropped() -> None:
+    """The others stay in order; another type of collection is rejected all the same."""
     decoded = cart(good=["x", 3, None, "y"], sizes={"a": 1, "b": "2", "c": True})
 
     assert (decoded.good, decoded.sizes) == (("x", "y"), {"a": 1})
@@ -163,15 +163,15 @@ def test_items_that_misfit_are_dropped() -> None:
 
 
 def test_long_texts_are_shortened() -> None:
-    """Lines of a text where they are too long to be looked at, and a text that has its own end."""
+    """By line, or at a field's own limit."""
     line = "x" * (untrusted.MAX_LINE_LENGTH + 1)
     decoded = cart(note=f"{line}\nend", owner="someone")
 
     assert (decoded.note, decoded.owner) == (f"{line[:-1]}\nend", "some")
 
 
-def test_the_shapes_alone_load_no_pydantic() -> None:
-    """Commands that read nothing do not wait for it."""
+def test_dataclasses_alone_load_no_pydantic() -> None:
+    """Commands without decoding start faster."""
     program = (
         "import sys; from launcher.app import audit, lock;"
         " from launcher.network import probe_command;"

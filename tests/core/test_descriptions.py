@@ -1,4 +1,4 @@
-"""The text under each field of a dataclass."""
+"""The docstring below a dataclass's field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_field_description_is_a_single_line() -> None:
 
 
 def test_fields_of_bases_are_described() -> None:
-    """A class says what it adds."""
+    """Classes describe their own fields."""
     assert field_descriptions(Rack) == {
         "height": "How high it is, in metres.",
         "books": "Books on it.",

@@ -1,4 +1,4 @@
-"""The shared nouns: secrets that do not show, answers, and names folded."""
+"""Shared types: redacted secrets, answers, and folded names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def node(name: str, *, head: bool = False, gpus: int = 1) -> Node:
 
 
 def test_a_secret_is_shown_only_by_reveal() -> None:
-    """Not in text, not in formatting, not in what holds it."""
+    """Not in text, formatting, or its containers."""
     secret = Secret("hunter2")
 
     assert [str(secret), repr(secret), f"{secret}", repr([secret])] == ["***"] * 3 + ["[***]"]
@@ -45,8 +45,8 @@ def test_names_with_different_numbers_are_folded(names: list[str], folded: str) 
 
 
 @given(st.lists(st.integers(0, 120), unique=True, min_size=1), st.booleans())
-def test_what_is_folded_can_be_written_in_an_inventory(numbers: list[int], padded: bool) -> None:
-    """Unfolding with the inventory's own ranges gives the names back."""
+def test_folded_names_expand_again(numbers: list[int], padded: bool) -> None:
+    """With the inventory's own ranges."""
     names = tuple(f"gpu{number:03}" if padded else f"gpu{number}" for number in sorted(numbers))
 
     assert expand_range(fold(names)) == names
@@ -56,10 +56,8 @@ def test_what_is_folded_can_be_written_in_an_inventory(numbers: list[int], padde
     ("code", "late", "ok"),
     [(0, False, True), (1, False, False), (0, True, False), (124, True, False)],
 )
-def test_an_answer_is_good_when_it_ended_by_itself_with_zero(
-    code: int, late: bool, ok: bool
-) -> None:
-    """A command that its deadline ended is not."""
+def test_successful_answers(code: int, late: bool, ok: bool) -> None:
+    """Exit code 0, without a timeout."""
     assert Answer(node="a", code=code, timed_out=late).ok is ok
 
 
@@ -72,7 +70,7 @@ def test_the_tail_prefers_errors_and_is_short() -> None:
 
 
 def test_an_inventory_knows_its_head_its_workers_and_its_gpus() -> None:
-    """Whatever their order."""
+    """In any order of nodes."""
     nodes = (node("a", gpus=4), node("b", head=True, gpus=8), node("c", gpus=4))
     inventory = Inventory(path=Path("x"), cluster="c", image="i", nodes=nodes)
 
@@ -101,5 +99,5 @@ def test_an_inventory_knows_its_head_its_workers_and_its_gpus() -> None:
     ],
 )
 def test_evidence_is_the_end_of_the_output(err: str, tail: str) -> None:
-    """But not what Docker's client advises below its error."""
+    """Without the advice of Docker's client below its error."""
     assert Answer(node="n", code=125, err=err).tail == tail

@@ -1,4 +1,4 @@
-"""The one stream of what happens."""
+"""The stream of events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from launcher.core.events import Event
 
 
-def test_an_event_as_json_leaves_out_what_is_empty_and_rounds_times() -> None:
-    """Machines read lines; a line says only what there is to say."""
+def test_events_as_json() -> None:
+    """Without empty fields, with rounded times."""
     event = Event(
         kind="step",
         stage="head",

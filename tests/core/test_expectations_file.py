@@ -1,4 +1,4 @@
-"""Expectations per GPU and network card: ours with their sources, and a user's file over them."""
+"""Expectations per GPU and network card: ours with sources, and a user's file on top."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.core.expectations_file import DATA, FILES, load_expectations
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_figure_of_ours_has_a_source(name: str) -> None:
-    """With an address, or the name of the publication."""
+    """An address, or the name of the publication."""
     entries = next(iter(yaml.safe_load((DATA / name).read_text()).values()))
 
     assert entries
@@ -59,7 +59,7 @@ def test_every_figure_of_ours_has_a_source(name: str) -> None:
     ],
 )
 def test_a_gpu_matches_its_name_in_nvidia_smi(name: str, model: str | None) -> None:
-    """Each the entry of its own model, though one name is part of another."""
+    """The entry of its own model, even if a name is part of another."""
     gpu = load_expectations().gpu(name)
 
     assert (gpu.model if gpu else None) == model
@@ -75,7 +75,7 @@ def test_a_gpu_matches_its_name_in_nvidia_smi(name: str, model: str | None) -> N
     ],
 )
 def test_a_network_card_matches_its_device_model(name: str, model: str) -> None:
-    """An unknown one is judged by what its link says."""
+    """An unknown one is judged by the speed of its link."""
     nic = load_expectations().nic(name)
 
     assert nic is not None
@@ -104,16 +104,16 @@ def test_gpudirect_is_not_expected_of_unsupported_gpus() -> None:
         ("NVIDIA H20", None),
     ],
 )
-def test_what_cuda_reports_follows_the_size_in_the_name(name: str, gib: float | None) -> None:
-    """Of two cards of a name the smaller one, unless the name says which."""
+def test_sizes_in_names_of_gpus(name: str, gib: float | None) -> None:
+    """Of two cards of a name the smaller one, unless the name has the size."""
     gpu = load_expectations().gpu(name)
 
     assert gpu is not None
     assert gpu.reported_gib(name) == gib
 
 
-def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
-    """The rest of an entry stays ours; a new model is looked at first and matches its own name."""
+def test_a_users_file_changes_only_its_keys(tmp_path: Path) -> None:
+    """The rest of an entry is ours; a new model comes first and matches its own name."""
     path = tmp_path / "mine.yaml"
     path.write_text(
         "gpus:\n- {model: H100, driver: 999}\n- {model: H100 80GB HBM3e, memory: 94}\n"
@@ -154,7 +154,7 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
 def test_every_mistake_of_a_users_file_has_its_location(
     text: str | None, mistakes: list[str], tmp_path: Path
 ) -> None:
-    """The request was wrong, and nothing was touched."""
+    """An invalid request, without changes."""
     path = tmp_path / "mine.yaml"
     if text is not None:
         path.write_text(text)
@@ -168,7 +168,7 @@ def test_every_mistake_of_a_users_file_has_its_location(
         assert re.search(pattern, line)
 
 
-def test_nothing_is_expected_of_what_is_unknown() -> None:
-    """An empty set of figures judges nothing."""
+def test_unknown_hardware_has_no_expectations() -> None:
+    """No figures, no judgement."""
     assert Expectations().gpu("NVIDIA H100") is None
     assert Expectations().nic("MT4129") is None

@@ -11,9 +11,7 @@ def step(name: str) -> Step:
 
 
 def test_a_wave_has_at_most_a_step_per_node_in_order() -> None:
-    """So that a node never has two commands at once, and fast nodes do not wait for one that has
-    more to do.
-    """
+    """No node runs two commands at once, and fast nodes do not wait for slow ones."""
     waves = split_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
 
     assert [[item.title for item in wave] for wave in waves] == [

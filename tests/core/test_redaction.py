@@ -1,4 +1,4 @@
-"""No output shows a value that the program knows to be secret, whatever it is written as."""
+"""Redaction of known secrets in all outputs and encodings."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ VALUE = "p\"ss wörd/+'=&hf_0123456789"
 
 
 def test_text_is_unchanged_without_secrets() -> None:
-    """And nothing again after it was forgotten."""
+    """And after they were cleared."""
     assert redaction.redact(VALUE) == VALUE
     redaction.add_secrets(Secret(VALUE))
     redaction.clear_secrets()
     assert redaction.redact(VALUE) == VALUE
 
 
-def test_the_longest_value_goes_first() -> None:
-    """A value that contains another leaves nothing of itself behind."""
+def test_the_longest_value_is_redacted_first() -> None:
+    """A value that contains another is removed completely."""
     redaction.add_secrets("secret")
     redaction.add_secrets("secret-and-more")
 
@@ -46,7 +46,7 @@ def test_the_longest_value_goes_first() -> None:
 
 
 def test_short_values_stay() -> None:
-    """They would hide ordinary text."""
+    """They would remove ordinary text."""
     redaction.add_secrets("12345")
 
     assert redaction.redact("12345") == "12345"
@@ -66,16 +66,14 @@ def test_short_values_stay() -> None:
         ("6789abc is wrong", "6789abc is wrong"),
     ],
 )
-def test_a_value_that_a_node_cut_in_two_is_hidden(text: str, clean: str) -> None:
-    """Eight characters of it or more: at the end of a line or of a text in JSON, or at the start
-    of a text.
-    """
+def test_a_truncated_value_is_redacted(text: str, clean: str) -> None:
+    """From eight characters, at the end of a line or a JSON text, or at the start of a text."""
     redaction.add_secrets("sk-0123456789abcdef")
 
     assert redaction.redact(text) == clean
 
 
-def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
+def test_a_short_value_has_no_truncated_form() -> None:
     """Its beginning is all of it."""
     redaction.add_secrets("abcdef")
 
@@ -97,7 +95,7 @@ def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
     ],
 )
 def test_a_value_is_redacted_in_every_form(written: str) -> None:
-    """In JSON, in an address, in Python's own form, in base64."""
+    """JSON, URLs, Python literals, base64."""
     redaction.add_secrets(VALUE)
     clean = redaction.redact(written)
 
@@ -111,7 +109,7 @@ def test_a_value_is_redacted_in_every_form(written: str) -> None:
     around=st.binary(max_size=7),
 )
 def test_base64_is_redacted_at_every_offset(value: str, around: bytes) -> None:
-    """At most the characters that the neighbours share stay: two before and three behind."""
+    """At most the characters shared with neighbours stay: two before and three after."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(around + value.encode() + around).decode()
         longest = max(
@@ -121,12 +119,10 @@ def test_base64_is_redacted_at_every_offset(value: str, around: bytes) -> None:
         assert longest >= len(value.encode()) * 8 // 6 - 1 or longest >= len(value)
 
 
-def test_lines_from_nodes_are_clean_before_they_are_laid_out(
+def test_lines_from_nodes_are_redacted_before_layout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A table may wrap a value, which then no longer matches; colour codes inside do not
-    hide it.
-    """
+    """A wrapped value no longer matches; colour codes inside do not hide it."""
     redaction.add_secrets("hf_thisMustStayHidden")
 
     assert untrusted.sanitize("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
@@ -151,7 +147,7 @@ def test_every_output_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bytes_without_a_secret_pass_unchanged() -> None:
-    """Archives go through standard output, too."""
+    """Archives use standard output, too."""
     redaction.add_secrets("hf_thisMustStayHidden")
     raw = io.BytesIO()
     redaction.RedactedStream(raw).write(bytes(range(256)))
@@ -160,7 +156,7 @@ def test_bytes_without_a_secret_pass_unchanged() -> None:
 
 
 def test_the_traceback_of_a_bug_is_redacted() -> None:
-    """The interpreter prints an unexpected exception after the program's end."""
+    """The interpreter prints an unexpected exception at exit."""
     program = (
         "from launcher.core import redaction\n"
         "redaction.add_secrets('hf_this' + 'MustStayHidden')\n"
@@ -176,7 +172,7 @@ def test_the_traceback_of_a_bug_is_redacted() -> None:
 
 
 def test_no_module_bypasses_the_redaction() -> None:
-    """To the terminal itself, or to the streams that Python had at its start."""
+    """By writing to the terminal, or to Python's original streams."""
     folder = Path(launcher.__file__).parent
     paths = [
         path

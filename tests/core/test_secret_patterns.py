@@ -45,8 +45,8 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSS
         (KEY.partition("\n-----END")[0] + "\n" + KEY, "b3BlbnNzaC1rZXktdjE"),
     ],
 )
-def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
-    """The text around it stays, as context."""
+def test_values_like_secrets_are_redacted(text: str, secret: str) -> None:
+    """The text around them stays as context."""
     redacted = redact_secrets(text)
 
     assert secret in text
@@ -86,8 +86,8 @@ def test_json_stays_json() -> None:
     assert set(json.loads(redact_secrets(json.dumps(value)))) == {"api_key", "env", "argv"}
 
 
-def test_values_that_the_program_knows_go_first() -> None:
-    """Whatever they look like."""
+def test_known_values_are_redacted_first() -> None:
+    """In any form."""
     redaction.add_secrets("plain words")
     try:
         assert redact_secrets("these plain words") == "these ***"
@@ -105,8 +105,8 @@ PASSWORDS = (
 
 @pytest.mark.parametrize("password", PASSWORDS)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_a_secret_in_nested_json_goes(password: str, depth: int) -> None:
-    """By the name before it where it is not known, by its value where it is."""
+def test_a_secret_in_nested_json_is_redacted(password: str, depth: int) -> None:
+    """By the name of its key, or by its known value."""
     text: object = {"api_key": password, "model": "org/m"}
     alone: object = {"x": [f"a {password} b"]}
     for _ in range(depth):
@@ -122,8 +122,8 @@ def test_a_secret_in_nested_json_goes(password: str, depth: int) -> None:
     ] == []
 
 
-def test_a_key_without_an_end_takes_no_errors_with_it() -> None:
-    """Its base64 goes, what stands behind it stays."""
+def test_an_unterminated_key_hides_no_errors() -> None:
+    """Its base64 is removed, later text stays."""
     text = f"{KEY.partition('-----END')[0]}ValueError: no memory\n"
     redacted = redact_secrets(text)
 
@@ -147,14 +147,14 @@ def report_of(text: str) -> dict[str, NodeReport]:
 
 
 def _seconds(read: Callable[[str], object], text: str) -> float:
-    """Return the processor time of reading a text."""
+    """Return the CPU time of redacting a text."""
     began = time.process_time()
     read(text)
     return time.process_time() - began
 
 
 def _ratio(read: Callable[[str], object], text: str) -> float:
-    """Return how many times as long as looking at each character it takes."""
+    """Return the CPU time relative to a plain loop over the characters."""
     return _seconds(read, text) / _seconds(lambda text: sum(1 for _ in text), text)
 
 
@@ -169,15 +169,13 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
     ],
     ids=["secrets", "log", "symptoms", "doctor", "cause"],
 )
-def test_any_text_is_read_in_time_in_proportion_to_its_length(
-    read: Callable[[str], object], most: float
-) -> None:
-    """Against looking at each character once: for whichever text, on whichever machine."""
+def test_redaction_takes_linear_time(read: Callable[[str], object], most: float) -> None:
+    """Relative to a loop over the characters: for any text, on any machine."""
     chance = random.Random(int(os.environ.get("VLAUNCH_EXAMPLES", "0")))
     length = 30_000
     mixed = [tuple(chance.choices(PIECES, k=chance.choice((2, 3)))) for _ in range(25)]
     for pieces in [*((piece,) for piece in PIECES), *mixed]:
         unit = "".join(pieces)
         text = (unit * (length // len(unit) + 1))[:length]
-        # The machine may be busy: allow two slow runs of three.
+        # On a busy machine two of three runs may be slow.
         assert any(_ratio(read, text) < most for _ in range(3)), pieces

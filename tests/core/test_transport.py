@@ -8,7 +8,7 @@ from tests.fakes import FakeTransport
 
 
 def test_answers_by_node_are_in_command_order() -> None:
-    """Callers distinguish several answers of a node by position."""
+    """Callers identify several answers of a node by position."""
     transport = FakeTransport(
         lambda command: Answer(node=command.node, code=0, out=command.argv[0])
     )

@@ -1,4 +1,4 @@
-"""Sanitising of text from nodes."""
+"""Sanitizing of text from nodes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from launcher.core import redaction, untrusted
 
 
 def test_plain() -> None:
-    """Nothing of a log line can draw on a terminal; tabs stay."""
+    """No line of a log can act on the terminal; tabs stay."""
     assert untrusted.sanitize("\x1b[36m(pid=1)\x1b[0m a\tb\x07\r\x1b]0;title\x07") == "(pid=1) a\tb"
 
 
-def test_an_unfinished_terminal_code_takes_no_other_line_with_it() -> None:
-    """A title or a link without an end, as a log may hold it: the next line says what failed."""
+def test_an_unterminated_code_hides_no_other_line() -> None:
+    """The next line of a log may have the error."""
     text = "a\x1b]8;;https://x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to\n"
 
     assert untrusted.sanitize(text) == "a\ntorch.OutOfMemoryError: CUDA out of memory. Tried to\n"
 
 
 @pytest.mark.parametrize("place", range(-12, 2))
-def test_a_secret_is_replaced_before_a_part_of_it_is_cut_off(place: int) -> None:
-    """Wherever the cut would be: a part is not recognised later."""
+def test_redaction_comes_before_truncation(place: int) -> None:
+    """At any position: a part is not recognized later."""
     secret = "hunter2-hunter2"
     redaction.add_secrets(secret)
     for size, cut in (

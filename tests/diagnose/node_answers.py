@@ -13,7 +13,7 @@ from tests.command_line import Cluster
 
 @dataclass
 class NodeAnswers:
-    """Answers of one node: the report's parts by name, the audit log, and `instead`, an answer in
+    """Answers of one node: the report's parts by name, the audit trail, and `instead`, an answer in
     place of the report.
     """
 
@@ -23,14 +23,14 @@ class NodeAnswers:
 
 
 def state(name: str, role: str = "head", status: str = "running", **fields: Any) -> str:
-    """Return the state of one container as the report has it."""
+    """Return a container's state as in the report."""
     restarts = fields.pop("restarts", 0)
     values = {"Status": status, "ExitCode": 0, "OOMKilled": False, "Error": "", **fields}
     return json.dumps({"name": f"/{name}", "role": role, "state": values, "restarts": restarts})
 
 
 def set_answers(cluster: Cluster, **nodes: NodeAnswers) -> None:
-    """Have nodes give these answers; other nodes have empty reports."""
+    """Set the answers of nodes; other nodes have empty reports."""
     answer = cluster.world.answer
 
     def simulated(command: Command) -> Answer | None:

@@ -1,6 +1,4 @@
-"""`vlaunch collect` on simulated nodes: what is in the bundle, and that no secret is, wherever it
-was put.
-"""
+"""`vlaunch collect` on simulated nodes: a bundle's content, without secrets."""
 
 from __future__ import annotations
 
@@ -94,6 +92,7 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
             "kernel": noise,
             "servers": "chat\n",
             "engine-1": noise,
+            "stacks-1": noise,
             "observed-1": json.dumps(record),
             "desired-1": json.dumps(server),
             "inspect": json.dumps(inspected),
@@ -107,7 +106,7 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 
 def unpacked(path: Path) -> dict[str, str]:
-    """Return every file of a bundle, without the folder that all are in."""
+    """Return all files of a bundle, without its top folder."""
     with tarfile.open(path) as archive:
         assert all(entry.isreg() for entry in archive)
         return {
@@ -118,8 +117,8 @@ def unpacked(path: Path) -> dict[str, str]:
         }
 
 
-def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_path: Path) -> None:
-    """By value where it is known here, by its look where it is not; nor is it on the terminal."""
+def test_no_secret_is_in_the_bundle(leaky: Cluster, tmp_path: Path) -> None:
+    """By value if it is known, else by pattern; nor is it on the terminal."""
     ran = leaky.run("collect", "-o", "b.tar.gz")
     files = unpacked(tmp_path / "b.tar.gz")
 
@@ -127,7 +126,7 @@ def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_pat
     for name, text in {**files, "out": ran.out, "err": ran.err}.items():
         for form, values in SECRETS.items():
             assert [value for value in values if value in text] == [], f"{form} in {name}"
-        # The last characters of base64 also hold bits of what stands behind it.
+        # The last characters of base64 also encode bits of the following text.
         assert [value for value in SECRETS["base64"] if value[:-4] in text] == [], name
     assert "***" in files["nodes/01-gpu01/container-1.log"]
 
@@ -167,6 +166,7 @@ def test_the_bundle_has_all_parts_of_a_report(leaky: Cluster, tmp_path: Path) ->
         "audit.ndjson",
         "container-1.log",
         "server-chat.log",
+        "stacks-of-server-chat.log",
         "job-driver-1.log",
         "ray-worker-1.log",
         "ray-1.log",
@@ -230,7 +230,7 @@ def test_the_output_lists_the_content_and_advises_a_review(leaky: Cluster, tmp_p
 
 
 def test_unreachable_nodes_are_listed(leaky: Cluster, tmp_path: Path) -> None:
-    """A bundle is made when something is broken."""
+    """Bundles describe broken clusters."""
     leaky.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
     inner = leaky.world.answer
 
@@ -248,8 +248,8 @@ def test_unreachable_nodes_are_listed(leaky: Cluster, tmp_path: Path) -> None:
     files = unpacked(tmp_path / "b.tar.gz")
 
     assert ran.code == 0
-    assert "no answer from gpu01:22" in files["nodes/01-gpu01/not-seen.txt"]
-    assert "the connection was lost" in files["nodes/02-gpu02/not-seen.txt"]
+    assert "no answer from gpu01:22" in files["nodes/01-gpu01/not-collected.txt"]
+    assert "the connection was lost" in files["nodes/02-gpu02/not-collected.txt"]
 
 
 def test_a_failing_query_does_not_stop_it(
@@ -273,7 +273,7 @@ def _refuse(_: object) -> None:
 def test_an_existing_file_is_rejected_before_any_query(
     leaky: Cluster, output: str, message: str
 ) -> None:
-    """A link that leads elsewhere counts as taken, whether or not there is something behind it."""
+    """A link counts as existing, even a dangling one."""
     Path("there.tar.gz").symlink_to("/nowhere/else")
     ran = leaky.run("collect", "-o", output)
 
@@ -284,7 +284,7 @@ def test_an_existing_file_is_rejected_before_any_query(
 def test_an_unfinished_bundle_is_removed(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even its beginning."""
+    """Even its beginning."""
     before = set(tmp_path.iterdir())
 
     def stop(*_: object) -> None:

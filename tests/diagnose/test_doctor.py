@@ -24,9 +24,7 @@ DEAD = "EngineCore encountered a fatal error."
 
 
 def log(*lines: str | tuple[float, str], part: str = "engine-1", title: str = "server chat") -> Log:
-    """Return the log of a server's engine; a line may come with how many seconds ago it was
-    written.
-    """
+    """Return the log of a server's engine; a line may have an age in seconds."""
     stamps = {
         number: format_time(NOW - line[0])
         for number, line in enumerate(lines)
@@ -52,14 +50,14 @@ def diagnose_reports(
 
 
 def kinds(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Return kind and id of each finding."""
+    """Return kind and ID of all findings."""
     return [(finding.kind, finding.id) for finding in diagnosis.findings]
 
 
 def record(
     name: str = "chat", state: str = "pausing", *faults: Fault, **fields: Any
 ) -> dict[str, Any]:
-    """Return a server's files as the supervisor writes them."""
+    """Return a server's files as written by the supervisor."""
     return {
         name: {
             "observed": supervision.make_record(
@@ -70,12 +68,12 @@ def record(
 
 
 def fault(**fields: Any) -> Fault:
-    """Return a fault of a minute ago as the supervisor records it."""
+    """Return a fault of a minute ago as recorded by the supervisor."""
     return supervision.make_fault(**{"at": NOW - 60, "cause": "", "evidence": "", **fields})
 
 
-def test_a_cause_comes_before_what_follows_from_it() -> None:
-    """Though it was written later: workers' lines reach the driver late."""
+def test_a_cause_comes_before_its_effects() -> None:
+    """Although it was written later: workers' lines reach the driver late."""
     diagnosis = diagnose_reports(log((50, DEAD), (40, GLOO)))
 
     assert kinds(diagnosis) == [("now", "gloo-interface"), ("after", "rank-died")]
@@ -115,12 +113,12 @@ def test_a_possible_cause_is_no_failure() -> None:
 
 
 def test_a_line_counts_for_one_symptom_only() -> None:
-    """The first in the table: it is the cause."""
+    """The first in the table, which is the cause."""
     assert kinds(diagnose_reports(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
 
 
-def test_equal_findings_of_several_nodes_are_one() -> None:
-    """With a line of each, the earliest of each node, and how many there are."""
+def test_equal_findings_of_several_nodes_are_merged() -> None:
+    """With the earliest line of every node, and their number."""
     findings = diagnose_reports(
         log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")
     ).findings
@@ -132,34 +130,39 @@ def test_equal_findings_of_several_nodes_are_one() -> None:
     ]
 
 
-def test_what_was_before_the_server_was_ready_is_over() -> None:
-    """It has been overcome; on other nodes as well."""
-    diagnosis = diagnose_reports(
-        log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO))
-    )
+@pytest.mark.parametrize(
+    "ready",
+    [
+        "INFO:     Application startup complete.",
+        'OpenAI server is ready to accept requests bind_address="0.0.0.0:8000" scheme="http"',
+    ],
+)
+def test_readiness_resolves_earlier_failures(ready: str) -> None:
+    """On other nodes as well. The Rust front end has its own line."""
+    diagnosis = diagnose_reports(log((90, DEAD), (60, ready)), log((100, GLOO)))
 
     assert kinds(diagnosis) == [("over", "gloo-interface"), ("over", "rank-died")]
     assert not diagnosis.has_problem
     assert diagnosis.ready == NOW - 60
 
 
-def test_what_happens_after_the_server_was_ready_counts() -> None:
-    """It died later."""
+def test_failures_after_readiness_count() -> None:
+    """The server died later."""
     diagnosis = diagnose_reports(log((90, GLOO), (60, "Application startup complete."), (30, DEAD)))
 
     assert kinds(diagnosis) == [("after", "rank-died"), ("over", "gloo-interface")]
 
 
-def test_another_day_s_failure_is_over() -> None:
-    """More than half an hour before the last one."""
+def test_old_failures_are_resolved() -> None:
+    """If they are half an hour older than the last one."""
     assert kinds(diagnose_reports(log((90000, GLOO), (30, "CUDA out of memory")))) == [
         ("now", "gpu-memory-short"),
         ("over", "gloo-interface"),
     ]
 
 
-def test_since_leaves_out_what_is_older() -> None:
-    """Not what has no time."""
+def test_since_omits_older_lines() -> None:
+    """But not lines without a time."""
     diagnosis = diagnose_reports(
         log("no space left on device"), log((500, GLOO), (30, DEAD)), since=60
     )
@@ -168,7 +171,7 @@ def test_since_leaves_out_what_is_older() -> None:
 
 
 def test_an_exit_after_sigterm_is_no_symptom() -> None:
-    """Until the next start in the same log; a cause is one all the same."""
+    """Until the next start in the same log; a cause counts nevertheless."""
     sigterm, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
 
     assert kinds(diagnose_reports(log(sigterm, DEAD))) == []
@@ -178,13 +181,13 @@ def test_an_exit_after_sigterm_is_no_symptom() -> None:
 
 
 @pytest.mark.parametrize(("rdma", "ids"), [(False, []), (True, [("perhaps", "rdma-unseen")])])
-def test_tcp_is_a_fault_only_where_rdma_is_promised(rdma: bool, ids: list[tuple[str, str]]) -> None:
-    """On Ethernet NCCL finds no device, as it should."""
+def test_tcp_is_a_fault_only_with_rdma(rdma: bool, ids: list[tuple[str, str]]) -> None:
+    """On Ethernet NCCL has no devices."""
     assert kinds(diagnose_reports(log("NCCL INFO NET/IB : No device found."), rdma=rdma)) == ids
 
 
-def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> None:
-    """It explains what the others complain about, however long ago."""
+def test_an_unreachable_node_comes_first() -> None:
+    """It explains the errors of others, however old, and resolves none."""
     diagnosis = diagnose_reports(
         log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s"
     )
@@ -218,7 +221,7 @@ def test_readiness_of_one_server_resolves_no_failure_of_another() -> None:
     assert [
         kind for kind, _ in kinds(diagnose_reports(NodeReport(logs=(chat, embed, shared))))
     ] == ["over"] * 3
-    # A server that somebody has stopped is waited for by nobody.
+    # A stopped server is not awaited.
     stopped = NodeReport(
         logs=(chat, log((80, "x"), part="engine-2", title="server embed"), shared),
         supervisor_files=record("embed", "stopped"),
@@ -226,8 +229,8 @@ def test_readiness_of_one_server_resolves_no_failure_of_another() -> None:
     assert [kind for kind, _ in kinds(diagnose_reports(stopped))] == ["over"] * 2
 
 
-def test_the_keeper_s_last_fault_comes_first() -> None:
-    """With the server's name, and the lines that it kept, which the table knows too."""
+def test_the_supervisors_last_fault_comes_first() -> None:
+    """With the server's name; the table knows its recorded lines too."""
     last_fault = fault(
         what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}"
     )
@@ -248,8 +251,8 @@ def test_the_keeper_s_last_fault_comes_first() -> None:
     assert diagnosis.findings[2].evidence[0].what == "server chat"
 
 
-def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
-    """And takes nothing away from what it brought about."""
+def test_a_known_cause_is_a_separate_finding() -> None:
+    """The fault keeps its own finding."""
     diagnosis = diagnose_reports(
         NodeReport(
             supervisor_files=record(
@@ -266,7 +269,7 @@ def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
 
 
 def test_an_unknown_cause_is_shown_with_its_process() -> None:
-    """And its node, as far as the log says it."""
+    """And its node, if the log has it."""
     last_fault = fault(
         what="vLLM ended with exit code 1",
         node="",
@@ -285,8 +288,8 @@ def test_an_unknown_cause_is_shown_with_its_process() -> None:
     )
 
 
-def test_a_failed_batch_job_says_why() -> None:
-    """With a known or unknown cause, and the fix for a job."""
+def test_a_failed_batch_job_has_a_cause() -> None:
+    """Known or unknown, with the fix for a job."""
     driver = log(
         (
             NOW - 9,
@@ -315,8 +318,8 @@ def test_of_several_faults_the_last_is_shown_first() -> None:
     assert "new" in finding.evidence[0].line
 
 
-def test_a_keeper_that_gave_up_says_so() -> None:
-    """No restart is left."""
+def test_a_supervisor_that_gave_up() -> None:
+    """It has no restarts left."""
     report = NodeReport(
         supervisor_files=record(
             "chat", "gave-up", fault(), since=NOW - 10, doing="restart limit of 3 reached in 1 h"
@@ -326,7 +329,7 @@ def test_a_keeper_that_gave_up_says_so() -> None:
     assert kinds(diagnose_reports(report)) == [("now", "server-died"), ("now", "server-gave-up")]
 
 
-def test_a_fault_with_a_recovery_is_over() -> None:
+def test_a_fault_with_a_recovery_is_resolved() -> None:
     """Faults of other servers are not."""
     good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
     diagnosis = diagnose_reports(NodeReport(supervisor_files=good))
@@ -342,8 +345,8 @@ def test_a_fault_with_a_recovery_is_over() -> None:
     "strange",
     [[], "x", None, {"version": 2}, {"version": 2, "state": "ready", "faults": [1, None]}],
 )
-def test_a_strange_record_is_borne(strange: object) -> None:
-    """A container may write what it likes."""
+def test_an_invalid_record_is_tolerated(strange: object) -> None:
+    """A container may write any content."""
     assert (
         diagnose_reports(NodeReport(supervisor_files={"chat": {"observed": strange}})).findings
         == ()
@@ -405,8 +408,8 @@ def test_missing_docker_permission_is_a_finding() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)
-def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
-    """Warnings are over once the server is ready."""
+def test_healthy_starts_have_no_findings(path: Path) -> None:
+    """Warnings are resolved once the server is ready."""
     assert not diagnose_reports(log(*path.read_text(encoding="utf-8").splitlines())).has_problem
 
 
@@ -420,14 +423,14 @@ def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
     ],
 )
 def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
-    """Before everything that they bring about."""
+    """Before all of its effects."""
     text = untrusted.sanitize((VLLM / f"{name}.log").read_text(encoding="utf-8"))
 
     assert diagnose_reports(log(*text.split("\n"))).findings[0].id == first
 
 
 def test_many_lines_are_fast_and_few_are_shown() -> None:
-    """A node may say the same for hours; lines are counted up to a limit for each log."""
+    """A node may repeat a line for hours; lines are counted up to a limit per log."""
     (finding,) = diagnose_reports(log(*[GLOO] * 20000)).findings
 
     assert (finding.count, len(finding.evidence)) == (200, 1)
@@ -449,7 +452,7 @@ SUSPECT = {
 }
 
 
-def test_a_rank_that_hangs() -> None:
+def test_a_hanging_rank() -> None:
     """It is named with its node and frame, ahead of its effects."""
     diagnosis = diagnose_reports(
         NodeReport(supervisor_files=record("chat", "ready", **SUSPECT)),
@@ -475,7 +478,7 @@ def test_a_hang_of_an_unknown_rank() -> None:
     )
 
 
-def test_a_server_that_is_quiet() -> None:
+def test_a_quiet_server() -> None:
     """A long step is no failure."""
     quiet = {**SUSPECT, "verdict": "quiet", "wedge": None}
 
@@ -492,7 +495,7 @@ def test_a_server_that_is_quiet() -> None:
     )
 
 
-def test_a_fault_of_a_rank_that_hung() -> None:
+def test_a_fault_of_a_hanging_rank() -> None:
     """The record keeps its name, also after the server has recovered."""
     text = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
     hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])

@@ -1,4 +1,4 @@
-"""`vlaunch doctor` on simulated nodes: what it asks, what it says, and how it ends."""
+"""`vlaunch doctor` on simulated nodes: queries, output, exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
 
 
 def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
-    """With its evidence, cause, fix and documentation."""
+    """With its evidence and documentation."""
     set_answers(
         cluster,
         gpu01=NodeAnswers(parts={"log-1": f"fine\n{DEAD}"}),
@@ -47,8 +47,8 @@ def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
     assert cluster.world.changes == []
 
 
-def test_each_node_is_queried_once(cluster: Cluster) -> None:
-    """With what the user wants to know."""
+def test_every_node_is_queried_once(cluster: Cluster) -> None:
+    """With the user's options."""
     set_answers(cluster)
     cluster.run("doctor", "--since", "1h30m")
 
@@ -76,8 +76,8 @@ def test_without_findings_the_scope_and_next_steps_are_shown(cluster: Cluster) -
     assert "`vlaunch logs --tail 1000`" in ran.out
 
 
-def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
-    """It is shown, though."""
+def test_possible_causes_do_not_fail(cluster: Cluster) -> None:
+    """They are shown, though."""
     set_answers(
         cluster, gpu01=NodeAnswers(parts={"driver-1": "OSError: [Errno 98] Address already in use"})
     )
@@ -87,8 +87,8 @@ def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
     assert "  POSSIBLE  gpu01: a port is already in use" in ran.out
 
 
-def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
-    """It comes first."""
+def test_an_unreachable_node_is_a_finding(cluster: Cluster) -> None:
+    """The first one, beside others."""
     cluster.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
     set_answers(cluster, gpu02=NodeAnswers(parts={"log-1": GLOO}))
     ran = cluster.run("doctor")
@@ -111,7 +111,7 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
     ],
 )
 def test_a_node_with_another_answer_is_a_finding(cluster: Cluster, instead: Answer) -> None:
-    """Whatever it says instead."""
+    """For any other answer."""
     set_answers(cluster, gpu02=NodeAnswers(instead=instead))
     ran = cluster.run("doctor", "--json")
 
@@ -120,7 +120,7 @@ def test_a_node_with_another_answer_is_a_finding(cluster: Cluster, instead: Answ
     ]
 
 
-def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
+def test_the_supervisors_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
     """With the server's name, rank and node, and the engine's first error."""
     record = json.dumps(
         supervision.make_record(
@@ -149,7 +149,7 @@ def test_an_engine_s_log_has_its_server_s_name(cluster: Cluster) -> None:
 
 
 def test_json_is_one_document(cluster: Cluster) -> None:
-    """With everything that the table shows."""
+    """With everything in the table."""
     set_answers(
         cluster,
         gpu01=NodeAnswers(
@@ -182,8 +182,8 @@ def test_json_is_one_document(cluster: Cluster) -> None:
     assert payload["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
 
 
-def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> None:
-    """Neither codes nor secrets nor markup."""
+def test_lines_of_logs_are_sanitized(cluster: Cluster) -> None:
+    """Without terminal codes, secrets and markup."""
     line = f"\x1b]0;t\x07\x1b[2J[bold]connectFullMesh {SECRET}\r"
     set_answers(
         cluster,
@@ -211,7 +211,7 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
 
 
 def test_equal_gaps_of_nodes_are_shown_once(cluster: Cluster) -> None:
-    """A kernel log is often root's."""
+    """A kernel log often requires root."""
     answer = (
         "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark}"
         " ids\n\n{mark} rc 0\n"
@@ -233,19 +233,19 @@ def test_equal_gaps_of_nodes_are_shown_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]]
+    "arguments", [["--since", "10x"], ["--since", "x"], ["--since", ""], ["gpu09"]]
 )
-def test_a_wrong_request_touches_no_node(cluster: Cluster, arguments: list[str]) -> None:
+def test_an_invalid_request_contacts_no_node(cluster: Cluster, arguments: list[str]) -> None:
     """Exit code 2."""
     ran = cluster.run("doctor", *arguments)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
 
 
-def test_a_text_is_judged_without_a_node(
+def test_a_text_is_diagnosed_without_a_node(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a file or a pipe, with the pod of each line; no inventory is needed."""
+    """From a file or a pipe, with the pod of every line; no inventory is needed."""
     text = f"[pod/chat-0/vllm] {DEAD}\n[pod/chat-0-1/vllm] {GLOO}\n"
     (tmp_path / "pods.log").write_text(text)
     cluster.path.unlink()
@@ -255,7 +255,7 @@ def test_a_text_is_judged_without_a_node(
     assert "  CAUSE     chat-0-1: Gloo uses the wrong network interface" in ran.out
     assert "  EFFECT    chat-0: a rank died" in ran.out
     assert "read 2 lines of 2 logs on chat-0,chat-0-1" in ran.out
-    assert cluster.asked == []
+    assert cluster.fleet_options == []
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     piped = cluster.run("doctor", "--log", "-", "--json")
@@ -263,7 +263,7 @@ def test_a_text_is_judged_without_a_node(
     assert json.loads(piped.out)["looked"]["nodes"] == ["chat-0", "chat-0-1"]
 
 
-def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_bundle_is_diagnosed(cluster: Cluster, tmp_path: Path) -> None:
     """An archive of `vlaunch collect` has a folder per node."""
     bundle = tmp_path / "b.tar.gz"
     with tarfile.open(bundle, "w:gz") as archive:
@@ -286,15 +286,15 @@ def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
         (("--log", "-", "gpu01"), "--log contacts no node"),
     ],
 )
-def test_a_text_that_is_none(cluster: Cluster, arguments: tuple[str, ...], message: str) -> None:
-    """A wrong request, with what would be right."""
+def test_an_invalid_text(cluster: Cluster, arguments: tuple[str, ...], message: str) -> None:
+    """An invalid request, with a hint."""
     ran = cluster.run("doctor", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
 
 
 def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> Path:
-    """Write an archive: each member's name, its zero bytes, and what follows them."""
+    """Write an archive of members: name, number of zero bytes, and further data."""
     with tarfile.open(path, mode) as archive:
         for name, zeros, data in members:
             entry = tarfile.TarInfo(name)
@@ -303,7 +303,7 @@ def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> 
     return path
 
 
-def test_of_a_large_log_the_end_is_read(
+def test_only_the_end_of_a_large_log_is_read(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first complete line, with a note: a file, a pipe, an archive's member."""
@@ -324,7 +324,7 @@ def test_of_a_large_log_the_end_is_read(
         assert "Gloo uses the wrong network interface" in ran.out
 
 
-def test_lines_of_a_log_are_bounded(
+def test_lines_of_a_log_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file of short lines takes many times its size in memory."""
@@ -345,14 +345,14 @@ def test_lines_of_a_log_are_bounded(
         ("between", [("b/gpu01/a.bin", 30 << 20, b""), ("b/gpu01/a.log", 9, b"")]),
     ],
 )
-def test_an_archive_that_unpacks_without_end(
+def test_an_endless_archive(
     cluster: Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     members: list[tuple[str, int, bytes]],
 ) -> None:
-    """The first part is diagnosed, the rest is reported as left out, and memory stays small."""
+    """The first part is diagnosed, the rest is reported as omitted, and memory stays small."""
     monkeypatch.setattr(log_files, "_ALL", 4 << 20)
     path = packed(
         tmp_path / f"{name}.tar.gz", ("b/gpu02/a.log", 0, GLOO.encode()), *members, mode="w:gz"
@@ -372,8 +372,8 @@ def test_an_archive_that_unpacks_without_end(
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 @pytest.mark.parametrize("first", [True, False])
-def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, first: bool) -> None:
-    """`tarfile` reads a header in one piece, and headers of headers by calling itself."""
+def test_endless_headers(cluster: Cluster, tmp_path: Path, kind: bytes, first: bool) -> None:
+    """`tarfile` reads a header in one piece, and nested headers recursively."""
     entry = tarfile.TarInfo("x")
     entry.type, entry.size = kind, 1 << 30
     small = tarfile.TarInfo("x")
@@ -393,8 +393,8 @@ MISSING = ("serve", "--model", "/data/huggingface/none")
 REFUSED = "  CAUSE     operator: the last command failed before it started anything"
 
 
-def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
-    """No node has a log of it: the operator's machine keeps it until the command succeeds."""
+def test_a_rejected_request_is_named_with_its_hint(cluster: Cluster) -> None:
+    """No node has a log of it: the operator's machine stores it until the command succeeds."""
     set_answers(cluster)
     assert cluster.run("up").code == 0
     set_answers(cluster)
@@ -405,7 +405,7 @@ def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
     assert ran.code == 1
     assert lines[1] == REFUSED
     assert "operator, vlaunch serve, " in lines[2]
-    assert "gpu[01-02]: does not have /data/huggingface/none in its cache" in lines[2]
+    assert "gpu[01-02]: has no model at /data/huggingface/none" in lines[2]
     assert "vlaunch: hint: copy it from this machine: " in lines[3]
 
     assert cluster.run("up").code == 0
@@ -414,8 +414,8 @@ def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
     assert REFUSED not in cluster.run("doctor").out
 
 
-def test_an_unreadable_refusal_is_no_failure(cluster: Cluster) -> None:
-    """The state folder may be anyone's, or be full."""
+def test_an_unreadable_record_of_it_is_no_failure(cluster: Cluster) -> None:
+    """The state folder may have other content, or be full."""
     set_answers(cluster)
     folder = Path(platformdirs.user_state_dir("vlaunch"))
     folder.mkdir(parents=True)

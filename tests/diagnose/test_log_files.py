@@ -10,7 +10,7 @@ from launcher.diagnose import log_files
 
 
 def split(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return the lines of each log of each node."""
+    """Return the lines of logs by node and log."""
     reports = log_files.split_logs(text, "FILE")
     return {name: {log.title: log.lines for log in report.logs} for name, report in reports.items()}
 
@@ -39,18 +39,18 @@ JOURNAL = (
     ids=["kubectl", "journal", "none", "empty"],
 )
 def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
-    """Each tool has its own; what has none is the file's."""
+    """Every tool has its own; lines without one are the file's."""
     assert split(text) == lines
 
 
 @given(st.text())
-def test_any_text_is_read(text: str) -> None:
-    """Nothing is raised for it."""
+def test_any_text_is_parsed(text: str) -> None:
+    """Without an exception."""
     log_files.split_logs(text, "FILE")
 
 
-def test_names_without_end_do_not_fill_the_memory() -> None:
-    """Lines of a thousand claimed pods are kept as the file's."""
+def test_many_names_do_not_fill_the_memory() -> None:
+    """Lines of a thousand claimed pods count as the file's."""
     reports = log_files.split_logs("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
     assert len(reports) == 401
     assert len(reports["FILE"].logs[0].lines) == 600

@@ -31,7 +31,7 @@ def answer(*events: dict[str, Any], code: int = 0) -> Answer:
 
 
 def test_paths_are_those_of_containers() -> None:
-    """In a container as they are; a program of the node's own sees them at their sources."""
+    """Unchanged in a container; a program on the node itself uses their sources."""
     node, image = chain.node_runtime(INVENTORY), chain.image_runtime(INVENTORY, NODE)
 
     assert node.translate_path("/models/a") == "/srv/models/a"
@@ -44,8 +44,8 @@ def test_paths_are_those_of_containers() -> None:
     assert chain.model_root(node, NODE, "/models/a") == "/srv/models/a"
 
 
-def test_a_container_sees_what_those_of_the_cluster_see() -> None:
-    """It is thrown away, has its input, and is in the nodes' network."""
+def test_a_container_has_the_clusters_mounts() -> None:
+    """It is temporary, has an open input, and uses the host's network."""
     command = " ".join(chain.image_runtime(INVENTORY, NODE).argv)
 
     assert "--interactive --network host" in command
@@ -55,7 +55,7 @@ def test_a_container_sees_what_those_of_the_cluster_see() -> None:
 
 
 def test_no_certificate_is_in_a_command_line() -> None:
-    """It travels on standard input, with the program."""
+    """It is sent on standard input, with the program."""
     request = chain.copy_request(
         node="n1",
         root="/m",
@@ -80,14 +80,14 @@ def test_no_certificate_is_in_a_command_line() -> None:
     ],
 )
 def test_a_scan_of_one_model_or_all(model: str, query: dict[str, str]) -> None:
-    """By name, by path, or whatever there is."""
+    """By name, by path, or all."""
     request = chain.scan_request(chain.node_runtime(INVENTORY), NODE, model=model)
 
     assert request == {"verb": "look", "files": False, **query}
 
 
 def test_orders_are_single_lines() -> None:
-    """Each is one line that reaches a program as it is."""
+    """Programs get them unchanged."""
     from launcher.ssh.envelope import encode_line
 
     orders = [
@@ -110,7 +110,7 @@ def test_an_event_of_a_node() -> None:
 
 
 def test_an_answer_is_the_last_line() -> None:
-    """Progress may come before it; a failure has its reason."""
+    """After progress lines; a failure has its reason."""
     removed = answer({"event": "progress", "have": 1}, {"event": "removed", "bytes": 7})
     assert chain.parse_removed(removed) == 7
     with pytest.raises(UnreadableAnswer, match="n1 cannot do it: No such file"):
@@ -123,7 +123,7 @@ def test_an_answer_is_the_last_line() -> None:
 
 @pytest.mark.parametrize("revision", ["../../../../outside/evil", "..", ".", "a/b", "a\0"])
 def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
-    """A node's name of a revision becomes a path on the others."""
+    """A node's name of a revision becomes a path on others."""
     payload = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
     model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
     model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}
@@ -137,8 +137,8 @@ def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
 
 
 @pytest.mark.processes
-def test_the_program_runs_from_what_is_sent(tmp_path: Path) -> None:
-    """Without a file of its own, with any name of a package."""
+def test_the_sent_program_runs(tmp_path: Path) -> None:
+    """Without its own file, for any name of a package."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     request = {"verb": "look", "path": str(tmp_path / "m"), "files": True, "room": str(tmp_path)}

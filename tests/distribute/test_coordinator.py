@@ -1,4 +1,6 @@
-"""Copies between real programs on loopback: nodes that die, hang, send wrong bytes or fill up."""
+"""Copies between real programs on loopback: nodes that die, hang, corrupt bytes or run out of
+space.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tests.chains import (
 
 pytestmark = pytest.mark.processes
 TOTAL = 12_000_737
-SLOWLY = 4_000_000  # bytes a second: three seconds, in which something can happen
+SLOWLY = 4_000_000  # bytes per second: three seconds for a fault
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def chain(tmp_path: Path) -> Chain:
 
 
 def test_every_node_gets_everything(chain: Chain) -> None:
-    """Bytes, times and folders; no part of it twice; nothing unfinished is left."""
+    """Bytes, times and folders; no part twice, and no partial file is left."""
     came = chain.run()
 
     expected = content(chain.roots["n0"])
@@ -60,7 +62,7 @@ def test_every_node_gets_everything(chain: Chain) -> None:
 
 @pytest.mark.parametrize("pushes", [False, True])
 def test_an_encrypted_copy(chain: Chain, pushes: bool) -> None:
-    """Ends the same, also when a node dies in the middle."""
+    """The same result, even if a node dies in the middle."""
     chain.rate = SLOWLY
     killed = when(0.02, lambda: chain.kill("n1"))
     came = chain.run(at=killed, encrypt=True, pushes=pushes)
@@ -70,7 +72,7 @@ def test_an_encrypted_copy(chain: Chain, pushes: bool) -> None:
     assert [content(chain.roots[name]) for name in ("n2", "n3")] == [expected, expected]
 
 
-def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
+def test_a_corrupt_disk_stops_its_node(chain: Chain) -> None:
     """The next node detects it and fetches from another one; the error names the disk's node. The
     damaged copy does not count as complete; the same copy resumes and corrects all bytes.
     """
@@ -78,7 +80,7 @@ def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
     parts = chain.roots["n1"] / ".vlaunch" / "parts"
 
     def spoil() -> None:
-        # The node behind waits meanwhile, so that it has not got that far.
+        # The next node waits meanwhile, so that it is behind.
         chain.kill("n2", signal.SIGSTOP)
         time.sleep(1.0)
         for path in parts.iterdir():
@@ -102,7 +104,7 @@ def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
 
 
 def test_a_second_copy_moves_nothing(chain: Chain) -> None:
-    """Digests are compared, and what was written down of both sides saves reading."""
+    """Digests are compared, and the records of both sides save reading."""
     chain.run()
     came = chain.run()
 
@@ -111,7 +113,7 @@ def test_a_second_copy_moves_nothing(chain: Chain) -> None:
 
 
 def test_a_changed_file_is_copied_alone(chain: Chain) -> None:
-    """Also one that has kept its size and its time."""
+    """Even with an unchanged size and time."""
     chain.run()
     path = chain.roots["n2"] / "model-2.safetensors"
     data = bytearray(path.read_bytes())
@@ -125,8 +127,10 @@ def test_a_changed_file_is_copied_alone(chain: Chain) -> None:
     assert received == {"n0": 0, "n1": 0, "n2": 3_000_000, "n3": 0}
 
 
-def test_a_killed_node_delays_nobody(chain: Chain) -> None:
-    """The one behind it asks the next one up; it is named; the same copy gives it the rest."""
+def test_a_killed_node_delays_no_others(chain: Chain) -> None:
+    """The next one fetches from the one before; the dead node is named, and a repeated copy
+    completes it.
+    """
     chain.rate = SLOWLY
     came = chain.run(at=when(0.02, lambda: chain.kill("n1")))
 
@@ -142,9 +146,9 @@ def test_a_killed_node_delays_nobody(chain: Chain) -> None:
     assert again.members["n2"].received == 0
 
 
-def test_a_hanging_node_is_stepped_over(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connections stand, and nothing comes: after some seconds the others go on without it,
-    and the launcher gives it up.
+def test_a_hanging_node_is_skipped(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections are open but silent: after some seconds the others continue without it, and
+    the launcher abandons it.
     """
     monkeypatch.setattr(spreading, "SILENCE_TIMEOUT", 3.0)
     chain.rate = SLOWLY
@@ -155,8 +159,8 @@ def test_a_hanging_node_is_stepped_over(chain: Chain, monkeypatch: pytest.Monkey
     assert came.seconds < TOTAL / chain.rate + 15
 
 
-def test_the_sources_death_ends_it_and_it_goes_on_later(chain: Chain) -> None:
-    """With the rest alone."""
+def test_the_sources_death_stops_the_copy(chain: Chain) -> None:
+    """A repetition transfers only the rest."""
     chain.rate = SLOWLY
     with pytest.raises(NodeError, match="n0: cannot take part"):
         chain.run(at=when(0.5, lambda: chain.kill("n0")))
@@ -167,8 +171,8 @@ def test_the_sources_death_ends_it_and_it_goes_on_later(chain: Chain) -> None:
     assert came.members["n1"].received < 0.65 * TOTAL
 
 
-def test_an_interrupted_copy_goes_on(chain: Chain) -> None:
-    """Whoever watches it goes away; programs end, and what they have counts the next time."""
+def test_an_interrupted_copy_resumes(chain: Chain) -> None:
+    """The launcher disappears, the programs exit, and received data count the next time."""
     chain.rate = SLOWLY
 
     def stop() -> None:
@@ -186,8 +190,8 @@ def test_an_interrupted_copy_goes_on(chain: Chain) -> None:
     assert came.members["n1"].received < 0.7 * TOTAL
 
 
-def test_nodes_that_have_something_pass_it_on(chain: Chain) -> None:
-    """The one in the middle has a large file already, which it passes on without getting it."""
+def test_existing_files_are_passed_on(chain: Chain) -> None:
+    """The middle node has a large file, which it sends without receiving it."""
     expected = content(chain.roots["n0"])
     path = chain.roots["n2"] / "model-1.safetensors"
     path.parent.mkdir()
@@ -199,8 +203,8 @@ def test_nodes_that_have_something_pass_it_on(chain: Chain) -> None:
     assert came.members["n3"].received == TOTAL
 
 
-def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
-    """As this machine does, through a tunnel to the first node; also when that one dies."""
+def test_an_unreachable_source_connects_itself(chain: Chain) -> None:
+    """Like this machine, through a tunnel to the first node; also if that one dies."""
     chain.rate = SLOWLY
     came = chain.run(pushes=True, at=when(0.02, lambda: chain.kill("n1")))
 
@@ -208,8 +212,8 @@ def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
     assert list(came.failed) == ["n1"]
 
 
-def test_a_file_that_is_not_what_was_published_goes_nowhere(chain: Chain) -> None:
-    """The source finds it while it reads; nothing gets its name anywhere."""
+def test_a_file_that_differs_from_the_published_one(chain: Chain) -> None:
+    """The source detects it while reading; no node gets the file."""
     files = [
         type(row)(row.name, row.size, row.mtime, "0" * 64 if "2" in row.name else "")
         for row in rows(chain.roots["n0"])
@@ -221,7 +225,7 @@ def test_a_file_that_is_not_what_was_published_goes_nowhere(chain: Chain) -> Non
     assert content(chain.roots["n1"]) == {}
 
 
-def test_two_nodes_that_see_the_same_folder_are_one(chain: Chain) -> None:
+def test_two_nodes_with_a_shared_folder_count_as_one(chain: Chain) -> None:
     """One of them gets the files."""
     chain.roots["n2"] = chain.roots["n1"]
     came = chain.run()
@@ -231,8 +235,8 @@ def test_two_nodes_that_see_the_same_folder_are_one(chain: Chain) -> None:
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
 
 
-def test_a_name_that_leads_out_is_refused(chain: Chain) -> None:
-    """By every node that was to write it."""
+def test_a_name_outside_is_rejected(chain: Chain) -> None:
+    """By every receiving node."""
     outside = chain.base / "outside"
     outside.mkdir()
     chain.roots["n1"].mkdir()
@@ -248,7 +252,7 @@ def test_a_name_that_leads_out_is_refused(chain: Chain) -> None:
 
 
 def test_other_programs_get_nothing(chain: Chain) -> None:
-    """They do not speak TLS, or have another certificate; the copy continues."""
+    """They do not use TLS, or have another certificate; the copy continues."""
     chain.rate = SLOWLY
     answers: list[bytes] = []
 
@@ -272,7 +276,7 @@ def test_other_programs_get_nothing(chain: Chain) -> None:
 
 
 def _listening(pid: int) -> Iterator[int]:
-    """Return the ports that a process listens at."""
+    """Return the ports on which a process listens."""
     inodes = {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         columns = line.split()
@@ -280,8 +284,8 @@ def _listening(pid: int) -> Iterator[int]:
             yield int(columns[1].rpartition(":")[2], 16)
 
 
-def test_too_little_space_is_reported_before_anything_moves(small_disk: Path, chain: Chain) -> None:
-    """By the node that lacks it; the others have got nothing."""
+def test_too_little_space_is_reported_first(small_disk: Path, chain: Chain) -> None:
+    """By the affected node; others have received no data."""
     chain.roots["n2"] = small_disk / "m"
     with pytest.raises(NodeError) as caught:
         chain.run()
@@ -291,8 +295,8 @@ def test_too_little_space_is_reported_before_anything_moves(small_disk: Path, ch
     assert not (chain.roots["n1"] / "config.json").exists()
 
 
-def test_a_disk_that_fills_up_ends_only_its_node(small_disk: Path, chain: Chain) -> None:
-    """With its reason; and when there is room again, the same copy finishes it."""
+def test_a_full_disk_stops_only_its_node(small_disk: Path, chain: Chain) -> None:
+    """With its reason; once space is free, the same copy completes it."""
     subprocess.run(["mount", "-o", "remount,size=14m", str(small_disk)], check=True)
     chain.roots["n2"] = small_disk / "m"
     chain.rate = SLOWLY
@@ -319,7 +323,7 @@ def _fill(path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
+    """Mount a file system of 8 MB."""
     path = tmp_path / "small"
     path.mkdir()
     mounted = subprocess.run(
@@ -334,7 +338,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_progress_is_reported_per_node(chain: Chain) -> None:
-    """With bytes, rate, from whom, and the place in the chain; and the whole as the slowest."""
+    """Bytes, rate, sender, and position in the chain; in total as the slowest."""
     chain.rate = SLOWLY
     chain.run()
 
@@ -346,7 +350,7 @@ def test_progress_is_reported_per_node(chain: Chain) -> None:
     assert json.dumps(waits[0].as_json())
 
 
-def test_a_program_that_cannot_begin_is_named(chain: Chain) -> None:
+def test_a_program_that_cannot_start_is_named(chain: Chain) -> None:
     """With the system's message; no other program starts."""
     chain.roots["n2"].write_text("a file is where a folder shall be")
     with pytest.raises(VlaunchError) as caught:
@@ -359,8 +363,8 @@ def test_a_program_that_cannot_begin_is_named(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_what_stays_in_memory(chain: Chain, cached: bool) -> None:
-    """Nothing of a large file on any node, unless it is about to be read again."""
+def test_the_page_cache(chain: Chain, cached: bool) -> None:
+    """No node caches large files, unless they are about to be read again."""
     name = "model-1.safetensors"
     if not on_a_disk(chain.roots["n0"] / name):
         pytest.skip("the test folder is on a file system in memory")

@@ -33,20 +33,20 @@ def names(file_filter: FileFilter, *files: tuple[str, int, str]) -> list[str]:
     return [row[0] for row in select_files(NAME, resolved(*files), file_filter)]
 
 
-def test_weights_come_in_safetensors_alone() -> None:
-    """With all that is no weights."""
+def test_only_safetensors_weights_by_default() -> None:
+    """With all other kinds of files."""
     assert names(FileFilter()) == ["config.json", "model.safetensors", "tokenizer/vocab.txt"]
 
 
-def test_other_files_come_on_request() -> None:
-    """All, or by their names; what is left out wins."""
+def test_other_files_on_request() -> None:
+    """All, or by name; exclusions win."""
     assert len(names(FileFilter(every=True))) == 5
     assert names(FileFilter(include=("*.json", "*.bin"))) == ["config.json", "pytorch_model.bin"]
     assert names(FileFilter(exclude=("tokenizer/*",))) == ["config.json", "model.safetensors"]
     assert names(FileFilter(include=("*.json",), exclude=("t*",))) == ["config.json"]
 
 
-def test_a_model_without_safetensors_is_not_guessed_about() -> None:
+def test_a_model_without_safetensors() -> None:
     """Its files may run code, so the user must request them."""
     only = (FILES[0], FILES[2])
     with pytest.raises(RequestError, match="no weights in safetensors") as caught:
@@ -54,10 +54,10 @@ def test_a_model_without_safetensors_is_not_guessed_about() -> None:
     assert "--all-files" in caught.value.hint
 
     assert names(FileFilter(every=True), *only) == ["config.json", "pytorch_model.bin"]
-    assert names(FileFilter(), FILES[0]) == ["config.json"]  # it has none at all
+    assert names(FileFilter(), FILES[0]) == ["config.json"]  # it has no file at all
 
 
-def test_no_file_is_left() -> None:
+def test_an_empty_selection() -> None:
     """The request is rejected."""
     with pytest.raises(RequestError, match="the filters exclude every file of org/model"):
         names(FileFilter(include=("*.gguf",)))
@@ -71,13 +71,13 @@ def test_no_file_is_left() -> None:
         (("x.safetensors", -1, SAFE), "no valid size and digest"),
     ],
 )
-def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], message: str) -> None:
-    """Names that lead out, and files without a digest."""
+def test_invalid_answers_of_a_hub(row: tuple[str, int, str], message: str) -> None:
+    """Names outside the folder, and files without a digest."""
     with pytest.raises(RequestError, match=message):
         names(FileFilter(), row)
 
 
-def test_nodes_that_have_all_of_it() -> None:
+def test_nodes_with_the_complete_model() -> None:
     """With the hub's sizes, in this revision, and without an unfinished copy."""
     config = ("config.json", 100, GIT)
     rows = select_files(NAME, resolved(config, FILES[1]), FileFilter())
@@ -94,8 +94,8 @@ def test_nodes_that_have_all_of_it() -> None:
     assert nodes_with_files(NAME, resolved(), rows, nodes) == ["complete"]
 
 
-def test_files_that_a_node_lacks() -> None:
-    """Equal files count once; those of another revision are there."""
+def test_missing_files_of_a_node() -> None:
+    """Equal files count once; files of another revision exist."""
     rows = select_files(NAME, resolved(), FileFilter())
     stored = revision("2" * 40, files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
 

@@ -1,5 +1,5 @@
-"""`vlaunch image` on simulated nodes: each one's program runs in this process, with a Docker that
-is a script; what a copy does over real programs is in tests/distribute/test_coordinator.py.
+"""`vlaunch image` on simulated nodes: programs run in this process, with a script as Docker;
+test_coordinator.py covers copies by real programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.core.transport import Command
 from launcher.distribute import chain, copy_session
 from launcher.distribute.members import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
-from tests.command_line import Cluster, FakeHeld
+from tests.command_line import Cluster, FakeBackgroundCommand
 from tests.image_tars import LAYERS, NAME, classic, sha
 from tests.simulated import image_json
 
@@ -34,7 +34,7 @@ def json_of(name: str, layers: list[str], labels: dict[str, str] | None = None) 
 
 
 class Nodes:
-    """Simulated nodes: the images and the failure of each node's Docker."""
+    """Simulated nodes, with their Docker's images and failures."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -127,7 +127,7 @@ def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[MemberSpe
         called.append(list(specs))
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
-        program = FakeHeld([])
+        program = FakeBackgroundCommand([])
         members = {spec.name: MemberProgress(program=program, received=total) for spec in specs}  # type: ignore[arg-type]
         for spec in specs[1:]:
             if nodes.loads:
@@ -143,8 +143,8 @@ def requests(specs: list[MemberSpec]) -> list[dict[str, Any]]:
     return [json.loads(spec.command.stdin())["request"] for spec in specs if spec.command.stdin]
 
 
-def test_what_is_where(nodes: Nodes) -> None:
-    """Images of one name that differ stand in two lines; as a table and as JSON."""
+def test_the_list_of_images(nodes: Nodes) -> None:
+    """Different images of one name have two lines; as a table and as JSON."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:0"])]
     nodes.images["gpu02"] = [json_of(NAME, DIFFS), json_of("x:1", ["sha256:1"])]
     nodes.unfinished["gpu02"] = 3 * 2**10
@@ -175,7 +175,7 @@ def test_an_unreachable_node_s_images_are_unknown(nodes: Nodes) -> None:
 
 
 def test_a_dry_run_prints_the_plan(nodes: Nodes) -> None:
-    """And takes no lock."""
+    """Without a lock."""
     nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
     nodes.images["gpu01"] = [json_of("base:1", DIFFS[:3])]
     ran = nodes.cluster.run("image", "copy", "--dry-run")
@@ -184,13 +184,11 @@ def test_a_dry_run_prints_the_plan(nodes: Nodes) -> None:
         f"{NAME}: 1.0 GiB in 4 layers, from gpu02",
         "  gpu01 would get 1 layer, from gpu02",
     ]
-    assert nodes.cluster.held == []
+    assert nodes.cluster.background_commands == []
 
 
-def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """Only what is missing travels; the source has its blobs below a folder of its own, and nothing
-    of it is left there.
-    """
+def test_an_image_is_copied_along_the_chain(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
+    """Only missing files are sent; the source exports blobs to its own folder, which is removed."""
     nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
     nodes.images["gpu01"] = [json_of("base:1", DIFFS[:2])]
     ran = nodes.cluster.run("image", "copy", "--rate", "10MB", "--json")
@@ -216,7 +214,7 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[MemberSpe
     assert nodes.cluster.trace[-1] == "free"
 
 
-def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
+def test_docker_loads_another_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """Loaded images are compared, whatever Docker's exit code."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.loads = False
@@ -227,7 +225,7 @@ def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[MemberSpe
 
 
 def test_nothing_to_copy(nodes: Nodes) -> None:
-    """Both have it."""
+    """All nodes have it."""
     for name in ("gpu01", "gpu02"):
         nodes.images[name] = [json_of(NAME, DIFFS)]
     ran = nodes.cluster.run("image", "copy", "--json")
@@ -236,8 +234,8 @@ def test_nothing_to_copy(nodes: Nodes) -> None:
     assert nodes.requests == []
 
 
-def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """Nothing goes anywhere."""
+def test_an_invalid_export(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
+    """No data are sent."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.saved = b"something else"
     ran = nodes.cluster.run("image", "copy")
@@ -249,26 +247,26 @@ def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[MemberSpe
 
 
 def test_one_node_pulls(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """By default the head; the others get it from there."""
+    """The head by default; the others copy it."""
     ran = nodes.cluster.run("image", "pull")
 
     assert ran.code == 0
     assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
     assert [[spec.name for spec in specs] for specs in chains] == [["gpu01", "gpu02"]]
-    dry = nodes.cluster.run("image", "pull", "--node", "gpu02", "--dry-run")
+    dry = nodes.cluster.run("image", "pull", "--on", "gpu02", "--dry-run")
     assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
 
 
 def test_invalid_arguments(nodes: Nodes) -> None:
     """They are rejected before any query."""
-    both = nodes.cluster.run("image", "copy", "--from", "gpu01", "--here")
+    both = nodes.cluster.run("image", "copy", "--from", "gpu01", "--local")
     assert (both.code, "exclude each other" in both.err) == (2, True)
     assert nodes.cluster.run("image", "copy", "--scratch", "here").code == 2
     assert nodes.cluster.commands == []
 
 
 def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """Is all that a node gets that has it under another one."""
+    """A node with the image gets only the name."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.images["gpu02"] = [json_of("mirror/b:1", DIFFS)]
     dry = nodes.cluster.run("image", "copy", "--dry-run")
@@ -280,10 +278,8 @@ def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[MemberSp
     assert (chains, nodes.requests) == ([], [])
 
 
-def test_up_has_nodes_give_each_other_the_image(
-    nodes: Nodes, chains: list[list[MemberSpec]]
-) -> None:
-    """Nobody pulls what one has; what a script cannot do, a dry run says."""
+def test_up_copies_images_between_nodes(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
+    """No node pulls an image that another one has; a dry run notes the limits of its script."""
     cluster = nodes.cluster
     cluster.write(cluster.path.read_text() + "image_source: nodes\n")
     del cluster.world.machines["gpu02"].images[NAME]
@@ -300,7 +296,7 @@ def test_up_has_nodes_give_each_other_the_image(
 
 
 def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """No node has the image."""
+    """If no node has the image."""
     cluster = nodes.cluster
     cluster.write(cluster.path.read_text() + "image_source: nodes\n")
     for machine in cluster.world.machines.values():

@@ -1,4 +1,4 @@
-"""Plans of image copies, and the errors before anything is written."""
+"""Plans of image copies, and the errors before any write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXPORTED = Exported(
 
 
 def plan_targets(stores: dict[str, ImageStore]) -> CopyPlan:
-    """Plan a copy, and check the room on its targets."""
+    """Plan a copy, and check the space on its targets."""
     plan = plan_image("x:1", stores)
     copying = plan_files(plan, EXPORTED)
     check_targets(plan, copying, stores)
@@ -53,7 +53,7 @@ def plan_targets(stores: dict[str, ImageStore]) -> CopyPlan:
 
 
 def test_nodes_without_the_image_form_one_chain() -> None:
-    """They get the layers that one of them lacks; nodes with this image get nothing."""
+    """They get the layers that any of them is missing; nodes with this image get none."""
     stores = {
         "n1": store(image("x:1")),
         "n2": store(image("other:1", identity="o")),
@@ -68,8 +68,8 @@ def test_nodes_without_the_image_form_one_chain() -> None:
     assert plan.tagged_name == "x:1"
 
 
-def test_only_some_nodes_shall_have_it() -> None:
-    """The others are left as they are."""
+def test_selected_nodes() -> None:
+    """The others are unchanged."""
     stores = {"n1": store(), "n2": store(image("x:latest")), "n3": store()}
     plan = plan_image("x", stores, targets=["n3"])
 
@@ -86,7 +86,7 @@ def test_containerds_store_gets_all_layers() -> None:
 
 
 def test_layers_that_all_have_are_not_sent() -> None:
-    """Unless the same file is also a layer further up. All other files are."""
+    """Unless the file is also a layer further up. All other files are sent."""
     base = image("base:1", layers=LAYERS[:2], identity="base")
     plan = plan_image("x:1", {"n1": store(image("x:1")), "n2": store(base)})
     copying = plan_files(plan, EXPORTED)
@@ -98,17 +98,17 @@ def test_layers_that_all_have_are_not_sent() -> None:
     assert PATHS[0] in [file.name for file in plan_files(plan, again).manifest.files]
 
 
-def test_nobody_has_it() -> None:
-    """The hint names the possible commands."""
+def test_no_node_has_the_image() -> None:
+    """The hint has the possible commands."""
     with pytest.raises(RequestError, match=r"no node has x:1 \(checked: n\[1-2\]\)") as caught:
         plan_image("x:1", {"n1": store(), "n2": store()})
-    assert "--here" in caught.value.hint
+    assert "--local" in caught.value.hint
     with pytest.raises(RequestError, match="n2 does not have x:1"):
         plan_image("x:1", {"n1": store(image("x:1")), "n2": store()}, source="n2")
 
 
-def test_nodes_differ_in_what_it_is() -> None:
-    """Nothing is overwritten until the user names the source."""
+def test_different_images_of_one_name() -> None:
+    """No image is overwritten until the user names the source."""
     stores = {"n1": store(image("x:1")), "n2": store(image("x:1", identity="j"))}
     with pytest.raises(RequestError, match="differs between") as caught:
         plan_image("x:1", stores)
@@ -118,8 +118,8 @@ def test_nodes_differ_in_what_it_is() -> None:
     assert (copying.source, copying.targets) == ("n2", ("n1",))
 
 
-def test_a_name_by_digest_is_refused() -> None:
-    """No copied image has one; where all nodes have it nothing is to be done."""
+def test_a_digest_is_rejected() -> None:
+    """Copied images have none; if all nodes have it, the plan is empty."""
     name = f"x@sha256:{'0' * 64}"
     stored = replace(image("x:1"), digests=(name,))
     with pytest.raises(RequestError, match="named by its digest"):
@@ -129,7 +129,7 @@ def test_a_name_by_digest_is_refused() -> None:
 
 
 def test_nodes_that_cannot_take_part() -> None:
-    """Docker or Python is missing: all such nodes are named, but for those that lack nothing."""
+    """Without Docker or Python: all such nodes are named, except those with the image."""
     stores = {
         "n1": store(image("x:1")),
         "n2": store(docker_error="Cannot connect to the Docker daemon"),
@@ -144,9 +144,9 @@ def test_nodes_that_cannot_take_part() -> None:
     assert "n4" not in caught.value.evidence
 
 
-def test_room_is_looked_at_before() -> None:
-    """On the source for all of it, on the others for what they lack: as it comes, in Docker's
-    temporary folder, and unpacked.
+def test_space_is_checked_first() -> None:
+    """On the source for all of it, on targets for missing data: staged, in Docker's temporary
+    folder, and unpacked.
     """
     tight = {"n1": store(image("x:1")), "n2": store(free=6 * GIB), "n3": store(scratch_free=GIB)}
     plan = plan_image("x:1", tight)
@@ -161,8 +161,8 @@ def test_room_is_looked_at_before() -> None:
     plan_targets({"n1": tight["n1"], "n2": store(free=7 * GIB, scratch_free=4 * GIB)})
 
 
-def test_one_disk_holds_all_of_it() -> None:
-    """The needs of both folders add up on one disk; staged bytes already count."""
+def test_all_folders_on_one_disk() -> None:
+    """Their needs add up; staged bytes already count."""
     stores = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
     with pytest.raises(NodeError, match="too little disk space"):
         plan_targets(stores)
@@ -170,8 +170,8 @@ def test_one_disk_holds_all_of_it() -> None:
     plan_targets(stores)
 
 
-def test_packed_layers_need_room_for_what_is_in_them() -> None:
-    """As much as the source's Docker says that all take."""
+def test_compressed_layers_need_space_for_their_content() -> None:
+    """The size from the source's Docker."""
     large = replace(image("x:1"), size=6 * GIB)
     stores = {"n1": store(large), "n2": store(free=7 * GIB)}
     plan_targets(stores)
@@ -181,7 +181,7 @@ def test_packed_layers_need_room_for_what_is_in_them() -> None:
 
 
 def test_the_same_image_under_another_name_is_only_named() -> None:
-    """Nothing travels."""
+    """No data are sent."""
     stores = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
     copying = plan_image("x:1", stores)
 
@@ -191,6 +191,6 @@ def test_the_same_image_under_another_name_is_only_named() -> None:
 
 
 def test_docker_does_not_answer_anywhere_else() -> None:
-    """It is unknown then whether a node has the image."""
+    """Those nodes' images are unknown."""
     with pytest.raises(NodeError, match="Docker does not answer"):
         plan_image("x:1", {"n1": store(), "n2": store(docker_error="Cannot connect")})

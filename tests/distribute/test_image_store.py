@@ -44,7 +44,7 @@ def query(docker: Path, scratch: Path) -> ImageStore:
     return image_store.parse_store(ran.stdout, cluster="c", node="n", scratch=str(scratch))
 
 
-def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
+def test_the_answer_of_a_node(docker: Path, tmp_path: Path) -> None:
     """Images, space, Python and unfinished copies; a missing folder is no error."""
     store = query(docker, tmp_path / "not" / "there")
 
@@ -65,7 +65,7 @@ def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
 
 
 def test_containerds_store(docker: Path, tmp_path: Path) -> None:
-    """As Docker 29 says it."""
+    """In Docker 29's format."""
     status = [["driver-type", "io.containerd.snapshotter.v1"]]
     (tmp_path / "info").write_text(json.dumps({"ServerVersion": "29.0", "DriverStatus": status}))
 
@@ -73,7 +73,7 @@ def test_containerds_store(docker: Path, tmp_path: Path) -> None:
 
 
 def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
-    """Its message is kept, and everything else is known."""
+    """Its message is included, and all other parts are known."""
     docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     store = query(docker, tmp_path)
 
@@ -85,8 +85,8 @@ def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "@@vlaunch user\n0\n@@vlaunch rc 0\n", "@@vlaunch end\n@@vlaunch rc 0\n"]
 )
-def test_what_cannot_be_read(text: str) -> None:
-    """Is an error, not a node without images."""
+def test_unreadable_answers(text: str) -> None:
+    """An error, not a node without images."""
     with pytest.raises(UnreadableAnswer):
         image_store.parse_store(text, cluster="c", node="n")
 
@@ -113,7 +113,7 @@ def test_names(has: str, name: str, same: bool) -> None:
 
 
 def test_a_name_with_a_digest() -> None:
-    """Is known by what came from a registry alone."""
+    """Only for images from a registry."""
     name = f"x@sha256:{'0' * 64}"
 
     assert not is_named(_image("x:latest"), name)
@@ -121,7 +121,7 @@ def test_a_name_with_a_digest() -> None:
 
 
 def test_layers_count_from_the_lowest_on() -> None:
-    """A layer above another one is a different layer."""
+    """The same layer above another one is a different layer."""
     store = ImageStore(
         folder="", top="", images=(_image(layers=("a", "b", "x")), _image(layers=("c", "d")))
     )

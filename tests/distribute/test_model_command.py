@@ -1,5 +1,5 @@
-"""`vlaunch model` on simulated nodes with real folders: each node's program runs in this process.
-Copies between real programs: tests/distribute/test_coordinator.py.
+"""`vlaunch model` on simulated nodes with real folders: programs run in this process.
+test_coordinator.py covers copies by real programs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.core.transport import Command
 from launcher.distribute import chain, copy_session
 from launcher.distribute.coordinator import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
-from tests.command_line import Cluster, FakeHeld
+from tests.command_line import Cluster, FakeBackgroundCommand
 
 COMMIT = "1" * 40
 FILES = {"config.json": b"{}", "m.safetensors": b"w" * 5_000_000}
@@ -29,7 +29,7 @@ FILES = {"config.json": b"{}", "m.safetensors": b"w" * 5_000_000}
 
 @pytest.fixture
 def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
-    """Two nodes without the image, with a Hugging Face home each."""
+    """Two nodes without the image, with their own Hugging Face homes."""
     cluster.write(
         "cluster: c\nimage: x:1\naccelerator: cpu\nnodes:\n"
         + "".join(
@@ -78,8 +78,8 @@ def in_hub(hf: Path, commit: str = COMMIT) -> Path:
     return root
 
 
-def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
-    """Whole, in part, and why; as a table and as JSON."""
+def test_the_list_of_models(nodes: Cluster, tmp_path: Path) -> None:
+    """Complete, incomplete, and why; as a table and as JSON."""
     in_hub(home(tmp_path, "gpu01"))
     part = in_hub(home(tmp_path, "gpu02"))
     (part / "snapshots" / COMMIT / "m.safetensors").resolve().unlink()
@@ -93,7 +93,7 @@ def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
     assert payload["nodes"]["gpu01"]["models"][0]["revisions"][0]["why"] == ""
 
 
-def test_nothing_is_anywhere(nodes: Cluster) -> None:
+def test_no_models(nodes: Cluster) -> None:
     """The output is a message."""
     ran = nodes.run("model", "list")
 
@@ -112,7 +112,7 @@ def test_an_unreachable_node_s_models_are_unknown(nodes: Cluster, tmp_path: Path
 
 
 def test_a_dry_run_prints_the_plan(nodes: Cluster, tmp_path: Path) -> None:
-    """And takes no lock."""
+    """Without a lock."""
     in_hub(home(tmp_path, "gpu01"))
     ran = nodes.run("model", "copy", "org/m", "--dry-run")
 
@@ -121,11 +121,11 @@ def test_a_dry_run_prints_the_plan(nodes: Cluster, tmp_path: Path) -> None:
         f"org/m ({COMMIT[:12]}): 5 MiB in 2 files, from gpu01",
         "  gpu02 would get 5 MiB, from gpu01",
     ]
-    assert nodes.held == []
+    assert nodes.background_commands == []
 
 
 def test_nothing_to_copy(nodes: Cluster, tmp_path: Path) -> None:
-    """Both have it."""
+    """All nodes have it."""
     for node in ("gpu01", "gpu02"):
         in_hub(home(tmp_path, node))
     ran = nodes.run("model", "copy", "org/m", "--json")
@@ -145,7 +145,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         called.extend(parts)
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
-        program = FakeHeld([])
+        program = FakeBackgroundCommand([])
         members = {spec.name: MemberProgress(program=program, received=total) for spec in parts}  # type: ignore[arg-type]
         members[parts[-1].name].failed = "No space left on device"
         return CopyResult(seconds=2.0, members=members)
@@ -163,11 +163,11 @@ def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_model_goes_along_the_chain(
+def test_a_model_is_copied_along_the_chain(
     nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
 ) -> None:
-    """Each node writes into its own home and serves at its own address; all share one certificate.
-    A node without the model fails the command.
+    """All nodes write into their own home and serve at their own address, with one certificate. A
+    node without the model fails the command.
     """
     in_hub(home(tmp_path, "gpu02"))
     ran = nodes.run("model", "copy", "org/m", "--rate", "10MB")
@@ -193,7 +193,7 @@ def test_a_model_goes_along_the_chain(
 
 
 def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_path: Path) -> None:
-    """It has no address, so it pushes its files. `--as` is required when homes differ."""
+    """The machine has no address, so it pushes its files. `--as` is required when homes differ."""
     plain(tmp_path / "mine")
     ran = nodes.run("model", "copy", "./mine")
     assert (ran.code, "--as PATH" in ran.err) == (2, True)
@@ -213,15 +213,15 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
     [
         (("./none",), "no such folder on this machine"),
         (("org/m",), "no node has org/m"),
-        (("org/m", "--here"), "not in this machine's Hugging Face cache"),
+        (("org/m", "--local"), "not in this machine's Hugging Face cache"),
         (("/elsewhere/m",), "is outside every path mounted into the containers of c"),
         (("org/m", "--from", "gpu3"), "no node `gpu3`"),
-        (("org/m", "--from", "gpu01", "--here"), "--from names a node"),
+        (("org/m", "--from", "gpu01", "--local"), "--from names a node"),
         (("org/m", "--as", "/x"), "--as requires a folder of this machine"),
         (("org/m", "--rate", "fast"), "should be bytes a second"),
     ],
 )
-def test_wrong_requests(nodes: Cluster, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_requests(nodes: Cluster, arguments: tuple[str, ...], message: str) -> None:
     """They are rejected before any change."""
     ran = nodes.run("model", "copy", *arguments)
 
@@ -229,7 +229,7 @@ def test_wrong_requests(nodes: Cluster, arguments: tuple[str, ...], message: str
     assert message in ran.err
 
 
-def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
+def test_different_copies(nodes: Cluster, tmp_path: Path) -> None:
     """In revision, or in files."""
     in_hub(home(tmp_path, "gpu01"))
     in_hub(home(tmp_path, "gpu02"), "2" * 40)
@@ -240,7 +240,7 @@ def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
 
 
 def test_an_unreachable_node_may_keep_a_model(nodes: Cluster, tmp_path: Path) -> None:
-    """Other nodes lose it; without any other node, nothing is known."""
+    """It is removed from the others; without any other node, the state is unknown."""
     root = in_hub(home(tmp_path, "gpu01"))
     nodes.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
     ran = nodes.run("model", "remove", "org/m", "--yes")
@@ -251,7 +251,7 @@ def test_an_unreachable_node_may_keep_a_model(nodes: Cluster, tmp_path: Path) ->
     assert (ran.code, "nothing to remove" in ran.err) == (1, False)
 
 
-def test_removing(nodes: Cluster, tmp_path: Path) -> None:
+def test_removal(nodes: Cluster, tmp_path: Path) -> None:
     """With a dry run and a prompt; other folders stay."""
     root = in_hub(home(tmp_path, "gpu01"))
     data = home(tmp_path, "gpu02") / "data"

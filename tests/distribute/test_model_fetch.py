@@ -1,4 +1,4 @@
-"""`serve --fetch` on simulated nodes with real Hugging Face homes; nothing is moved."""
+"""`serve --fetch` on simulated nodes with real Hugging Face homes, without transfers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.core.transport import Command
 from launcher.distribute import chain, copy_session
 from launcher.distribute.coordinator import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
-from tests.command_line import Cluster, FakeHeld, Ran
+from tests.command_line import Cluster, FakeBackgroundCommand, Ran
 from tests.distribute.test_model_command import COMMIT, home, in_hub, requests
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 16}
@@ -25,7 +25,7 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 16}
 
 @pytest.fixture
 def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
-    """Two nodes that are up; gpu01 has org/m."""
+    """Two running nodes; gpu01 has org/m."""
     cluster.write(
         "cluster: c\nimage: x:1\nnodes:\n"
         + "".join(
@@ -63,11 +63,11 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         parts: list[MemberSpec], connections: Any, *, total: int
     ) -> Generator[Event, None, CopyResult]:
         called.extend(parts)
-        assert nodes.world.verbs() == []  # no server starts before
+        assert nodes.world.verbs() == []  # no server starts earlier
         yield Event(kind="wait", stage="copy", text="moving")
         for machine in nodes.world.machines.values():
             machine.config = CONFIG
-        program = FakeHeld([])
+        program = FakeBackgroundCommand([])
         members = {spec.name: MemberProgress(program=program, received=total) for spec in parts}  # type: ignore[arg-type]
         return CopyResult(seconds=2.0, members=members)
 
@@ -81,7 +81,7 @@ def serve(nodes: Cluster, *arguments: str) -> Ran:
 
 
 def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[MemberSpec]) -> None:
-    """The node that would download it is named, and the command that copies it."""
+    """The error names the node without the model, and the command that copies it."""
     ran = serve(nodes)
 
     assert (ran.code, parts) == (0, [])
@@ -104,14 +104,14 @@ def test_missing_models_are_copied_first(nodes: Cluster, parts: list[MemberSpec]
 
 
 def test_only_nodes_that_load_it(nodes: Cluster, parts: list[MemberSpec]) -> None:
-    """A server of gpu01 alone needs nothing."""
+    """A server on gpu01 alone needs no copy."""
     ran = serve(nodes, "--fetch", "--backend", "mp", "--nodes", "gpu01")
 
     assert (ran.code, parts) == (0, [])
 
 
 def test_a_running_server_is_unaffected(nodes: Cluster, parts: list[MemberSpec]) -> None:
-    """It is watched."""
+    """The command attaches."""
     assert serve(nodes).code == 0
     ran = serve(nodes, "--fetch")
 
@@ -120,14 +120,14 @@ def test_a_running_server_is_unaffected(nodes: Cluster, parts: list[MemberSpec])
 
 
 def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[MemberSpec]) -> None:
-    """And how to see more."""
+    """And the command with details."""
     ran = serve(nodes, "--fetch", "--dry-run")
 
-    assert (ran.code, parts, nodes.held) == (0, [], nodes.held[:1])
+    assert (ran.code, parts, nodes.background_commands) == (0, [], nodes.background_commands[:1])
     assert "gpu02 would get org/m: `vlaunch model copy org/m --dry-run` shows how" in ran.out
 
 
-def test_a_half_finished_copy_is_refused(
+def test_an_unfinished_copy_is_rejected(
     nodes: Cluster, parts: list[MemberSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command that finishes it; the flag does so itself."""
@@ -149,7 +149,7 @@ def test_a_half_finished_copy_is_refused(
     assert parts
 
 
-def test_what_no_node_has_is_downloaded_once(
+def test_a_model_on_no_node_is_downloaded_once(
     nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
 ) -> None:
     """By one of its nodes; a failed download starts no server."""
@@ -162,8 +162,8 @@ def test_what_no_node_has_is_downloaded_once(
     assert (parts, nodes.world.verbs()) == ([], [])
 
 
-def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
-    """Has to come from this machine."""
+def test_a_folder_on_no_node(nodes: Cluster, tmp_path: Path) -> None:
+    """It must be copied from this machine."""
     nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
     for machine in nodes.world.machines.values():
         machine.config = None
@@ -179,7 +179,7 @@ def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
 def test_other_gates_are_checked_before_the_copy(
     nodes: Cluster, parts: list[MemberSpec], how: tuple[str, ...]
 ) -> None:
-    """A port that is taken needs no hours to be found; that the model is not there is no reason."""
+    """A used port is reported before hours of copying; the missing model does not count."""
     nodes.world.machines["gpu01"].listening = (22, 8000)
     ran = serve(nodes, "--fetch", *how)
 

@@ -56,8 +56,8 @@ def node_models(*models: StoredModel, free: int = 100 * GB) -> NodeModels:
     return NodeModels(models=models, free=free)
 
 
-def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
-    """With its links, and found under the same name."""
+def test_the_first_node_with_the_model_is_the_source() -> None:
+    """With links, and under the same name."""
     copying = plan_copy(
         NAME,
         {"a": node_models(), "b": node_models(hub()), "c": node_models(), "d": node_models(hub())},
@@ -85,16 +85,16 @@ def test_the_node_with_the_most_bytes_comes_first() -> None:
     assert copying.missing_bytes == {"b": 5 * GB + 100, "c": 100}
 
 
-def test_names_that_follow_each_other_are_neighbours() -> None:
-    """From the source round: each rack is entered once and left once; numbers are numbers."""
+def test_the_chain_follows_the_names() -> None:
+    """From the source round: every rack is entered and left once; numbers sort as numbers."""
     names = ("r2-n9", "r1-n2", "head", "r1-n10", "r2-n1")
 
     assert chain_order(names, "r1-n3") == ("r1-n10", "r2-n1", "r2-n9", "head", "r1-n2")
     assert chain_order(names, THIS_MACHINE) == ("head", "r1-n2", "r1-n10", "r2-n1", "r2-n9")
 
 
-def test_nothing_is_to_be_done_where_all_have_it() -> None:
-    """By names, sizes and the name of the revision; an unfinished copy is none."""
+def test_no_copy_if_all_nodes_have_it() -> None:
+    """By names, sizes and revision; an unfinished copy does not count."""
     both = {"a": node_models(hub()), "b": node_models(hub())}
     assert plan_copy(NAME, both).targets == ()
     unfinished = {**both, "b": node_models(hub(unfinished=5))}
@@ -105,7 +105,7 @@ def test_nothing_is_to_be_done_where_all_have_it() -> None:
 
 
 def test_a_folders_files_count_by_name_size_and_time() -> None:
-    """They have no digest for a name."""
+    """They have no digests."""
     files = (("config.json", 20, 7, ""), ("m.safetensors", GB, 7, ""))
     own = revision("", files=files, links=())
     path = "/hf/mine"
@@ -126,7 +126,7 @@ def test_a_folders_files_count_by_name_size_and_time() -> None:
     assert (copying.refs, copying.label) == ((), "files")
 
 
-def test_nobody_has_it() -> None:
+def test_no_node_has_the_model() -> None:
     """The error lists incomplete copies."""
     part = hub(revision(why="model-2.safetensors missing"))
     with pytest.raises(RequestError) as caught:
@@ -138,7 +138,7 @@ def test_nobody_has_it() -> None:
         plan_copy(NAME, {"a": node_models(hub())}, source="a", revision="v2")
 
 
-def test_nodes_that_differ_are_not_guessed_about() -> None:
+def test_different_copies_need_a_choice() -> None:
     """The user must name the source."""
     newer = hub(revision(OTHER), refs={"main": OTHER})
     nodes = {"a": node_models(hub()), "b": node_models(newer)}
@@ -151,7 +151,7 @@ def test_nodes_that_differ_are_not_guessed_about() -> None:
 
 
 def test_too_little_space_is_detected_by_the_plan() -> None:
-    """With some room to spare; what an interrupted copy has there already is no longer missing."""
+    """With a margin; partial data of an interrupted copy count."""
     with pytest.raises(RequestError, match="b has too little disk space") as caught:
         plan_copy(NAME, {"a": node_models(hub()), "b": node_models(free=5 * GB)})
     assert caught.value.evidence.startswith("b: 4.7 GiB missing, 4.7 GiB free")
@@ -162,15 +162,15 @@ def test_too_little_space_is_detected_by_the_plan() -> None:
     ).targets == ("b",)
 
 
-def test_only_those_that_are_meant() -> None:
-    """The others may have it or not."""
+def test_selected_nodes() -> None:
+    """Others may have it or not."""
     nodes = {"a": node_models(hub()), "b": node_models(), "c": node_models()}
 
     assert plan_copy(NAME, nodes, targets=["c"]).targets == ("c",)
 
 
 def test_large_models_get_larger_chunks() -> None:
-    """A bound on how many there are."""
+    """To limit their number."""
     assert (choose_chunk_size(10 * GB), choose_chunk_size(700 * GB)) == (2**20, 2**22)
 
 

@@ -1,4 +1,4 @@
-"""`vlaunch model pull` on simulated nodes: the hub's answers are made up, and nothing is moved."""
+"""`vlaunch model pull` on simulated nodes, with a fake hub and without transfers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
             and command.stdin is not None
         ):
             request = json.loads(command.stdin())["request"]
-            last = nodes.held[-1] if nodes.held else command
+            last = nodes.background_commands[-1] if nodes.background_commands else command
             if "downloading org/m" in " ".join(last.preamble) and last not in downloads:
                 downloads.append(last)
                 in_hub(home(tmp_path, last.node))
@@ -59,14 +59,14 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
 def test_one_node_downloads_for_all(
     nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec], tmp_path: Path
 ) -> None:
-    """The head, unless another one is named; then it is copied from there. The token is in no
-    command line, nor in any output.
+    """The head, unless another one is named; then it is copied. No command line and no output has
+    the token.
     """
     ran = nodes.run("model", "pull", "org/m", "--rate", "1GB")
 
     assert hub["request"]["node"] == "gpu01"
     assert hub["request"]["token"] == TOKEN
-    fetches = nodes.held[-1]
+    fetches = nodes.background_commands[-1]
     assert fetches.stdin is not None
     request = json.loads(fetches.stdin())["request"]
     assert (request["verb"], request["token"], request["ref"]) == ("download", TOKEN, "main")
@@ -76,13 +76,15 @@ def test_one_node_downloads_for_all(
     assert [spec.name for spec in parts] == ["gpu01", "gpu02"]
     assert requests(parts)[1]["refs"] == [["refs/main", COMMIT]]
     assert "5 MiB downloaded" in ran.err
-    assert TOKEN not in " ".join(argument for spec in nodes.held for argument in spec.full_argv)
+    assert TOKEN not in " ".join(
+        argument for spec in nodes.background_commands for argument in spec.full_argv
+    )
     assert TOKEN not in ran.out + ran.err
-    nodes.run("model", "pull", "org/m", "--node", "gpu02")
+    nodes.run("model", "pull", "org/m", "--on", "gpu02")
     assert hub["request"]["node"] == "gpu02"
 
 
-def test_a_download_for_a_single_node_is_compared(
+def test_a_download_for_a_single_node_is_verified(
     nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
 ) -> None:
     """With the hub's digests, by a copy without targets."""
@@ -91,10 +93,8 @@ def test_a_download_for_a_single_node_is_compared(
     assert [(request["source"], request["alone"]) for request in requests(parts)] == [(True, True)]
 
 
-def test_a_download_that_fails(
-    nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
-) -> None:
-    """The error has the reason, and nothing is copied."""
+def test_a_failed_download(nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]) -> None:
+    """The error has the reason, and no copy starts."""
     failed = json.dumps({"event": "failed", "why": "LocalEntryNotFoundError: no route"})
     nodes.lock[1] = Line(node="gpu01", text=failed)
     ran = nodes.run("model", "pull", "org/m")
@@ -103,8 +103,8 @@ def test_a_download_that_fails(
     assert "LocalEntryNotFoundError: no route" in ran.err
 
 
-def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> None:
-    """And downloads nothing."""
+def test_a_dry_run_lists_the_files(nodes: Cluster, hub: dict[str, Any]) -> None:
+    """Without a download."""
     ran = nodes.run("model", "pull", "org/m", "--dry-run")
 
     assert ran.code == 0
@@ -112,13 +112,13 @@ def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> 
         f"org/m ({COMMIT[:12]}): gpu01 would download 5 MiB in 2 files from Hugging Face",
         "  then gpu02 would get it from there",
     ]
-    assert nodes.held == []
+    assert nodes.background_commands == []
 
 
-def test_what_a_node_has_is_not_downloaded(
+def test_a_model_on_a_node_is_not_downloaded(
     nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec], tmp_path: Path
 ) -> None:
-    """It is copied from there; where all have it, nothing is done."""
+    """It is copied; if all have it, the plan is empty."""
     in_hub(home(tmp_path, "gpu02"))
     nodes.run("model", "pull", "org/m")
     assert [spec.name for spec in parts] == ["gpu02", "gpu01"]
@@ -137,7 +137,7 @@ def test_what_a_node_has_is_not_downloaded(
         ("ConnectError: refused", "check that the node reaches the hub"),
     ],
 )
-def test_what_a_hub_refuses(nodes: Cluster, hub: dict[str, Any], why: str, hint: str) -> None:
+def test_errors_of_the_hub(nodes: Cluster, hub: dict[str, Any], why: str, hint: str) -> None:
     """The hint fits the reason."""
     hub.clear()
     hub.update({"event": "failed", "why": why})
@@ -157,9 +157,9 @@ def test_a_folder_is_not_downloaded(nodes: Cluster) -> None:
 def test_too_little_space_is_detected_before_the_download(
     nodes: Cluster, hub: dict[str, Any]
 ) -> None:
-    """On all nodes that shall have it."""
+    """On all selected nodes."""
     hub["files"][1][1] = 10**18
     ran = nodes.run("model", "pull", "org/m")
 
-    assert (ran.code, len(nodes.held)) == (2, 1)
+    assert (ran.code, len(nodes.background_commands)) == (2, 1)
     assert "gpu[01-02] has too little disk space" in ran.err

@@ -1,4 +1,4 @@
-"""Copies of images over real programs on loopback, with a Docker that keeps the tar it is given."""
+"""Copies of images over real programs on loopback, with a Docker that stores its input."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.chains import CHUNK, Chain, when
 from tests.image_tars import NAME, sha, tar_of
 
 pytestmark = pytest.mark.processes
-SLOWLY = 4_000_000  # bytes a second
+SLOWLY = 4_000_000  # bytes per second
 LAYERS = tuple(random.Random(1).randbytes(size) for size in (9_000_017, 1_000_000, 700))
 
 
 class Images(Chain):
-    """Nodes whose Docker writes its input into a file; `n0` has the image's files."""
+    """Nodes with a Docker that writes its input into a file; `n0` has the image's files."""
 
     exported: dict[str, Any]
     refuses: str = ""
@@ -38,7 +38,7 @@ class Images(Chain):
 
     @property
     def manifest(self) -> CopyManifest:
-        """The manifest of the exported files."""
+        """Return the manifest of the exported files."""
         return CopyManifest([ManifestFile(*row) for row in self.exported["files"]], CHUNK)
 
     def loaded(self, name: str) -> Path:
@@ -46,7 +46,7 @@ class Images(Chain):
         return self.base / name / "given"
 
     def has_it(self, name: str) -> bool:
-        """True when a node's Docker has loaded all files, and no staged file is left."""
+        """Return whether a node's Docker has loaded all files, without staged files left."""
         try:
             with tarfile.open(self.loaded(name)) as tar:
                 sums = {entry.name: sha(tar.extractfile(entry).read()) for entry in tar}  # type: ignore[union-attr]
@@ -74,7 +74,7 @@ class Images(Chain):
 
 
 def tar_of_layers() -> bytes:
-    """An image as Docker saves it."""
+    """Return an image as Docker saves it."""
     diffs = [f"sha256:{sha(layer)}" for layer in LAYERS]
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": diffs}}).encode()
     files = {f"blobs/sha256/{sha(layer)}": layer for layer in (*LAYERS, config)}
@@ -89,7 +89,7 @@ def chain(tmp_path: Path) -> Images:
 
 
 def test_every_docker_loads_the_image(chain: Images) -> None:
-    """From files that come along the chain, and of which nothing is left."""
+    """From files copied along the chain, which are removed."""
     came = chain.run(chain.manifest)
 
     assert came.failed == {}
@@ -98,8 +98,8 @@ def test_every_docker_loads_the_image(chain: Images) -> None:
     assert came.members["n0"].sent == chain.manifest.total_bytes
 
 
-def test_a_killed_node_goes_on_the_next_time(chain: Images) -> None:
-    """The others have the image; it gets the rest, and its Docker all of it."""
+def test_a_killed_node_resumes(chain: Images) -> None:
+    """The others have the image; a repetition sends it the rest, and its Docker loads all of it."""
     chain.rate = SLOWLY
     came = chain.run(chain.manifest, at=when(0.4, lambda: chain.kill("n1")))
 
@@ -110,8 +110,8 @@ def test_a_killed_node_goes_on_the_next_time(chain: Images) -> None:
     assert 0 < again.members["n1"].received < 0.9 * chain.manifest.total_bytes
 
 
-def test_a_docker_that_refuses_is_named(chain: Images) -> None:
-    """With its words; the others have the image."""
+def test_a_failing_docker_is_named(chain: Images) -> None:
+    """With its message; the others have the image."""
     chain.refuses = "n1"
     came = chain.run(chain.manifest)
 

@@ -66,8 +66,8 @@ def test_programs_with_the_runs_certificate_connect() -> None:
     assert versions == ["TLSv1.3"]
 
 
-def test_a_foreign_certificate_is_refused() -> None:
-    """The client verifies the server's first and refuses it; both sides have the reason."""
+def test_a_foreign_certificate_is_rejected() -> None:
+    """The client verifies the server's first and rejects it; both sides have the reason."""
     server, client = run_both(tls.contexts(OURS)[0], tls.contexts(FOREIGN)[1].wrap_socket)
 
     assert client.startswith("its certificate is from another run: ")
@@ -86,8 +86,8 @@ def test_a_client_needs_the_private_key(own: str) -> None:
     assert client.startswith("it refused this node's certificate (")
 
 
-def test_an_expired_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused even when both sides have the same one."""
+def test_an_expired_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if both sides have the same one."""
     monkeypatch.setattr(certificates, "_RUN_EXPIRY", datetime(2020, 1, 1, tzinfo=timezone.utc))
     expired = tls.contexts(certificates.make_certificate("run"))
     server, client = run_both(expired[0], expired[1].wrap_socket)
@@ -96,7 +96,7 @@ def test_an_expired_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert "expired" in server
 
 
-def test_older_versions_are_refused() -> None:
+def test_older_versions_are_rejected() -> None:
     """The client's certificate does not matter."""
     context = tls.contexts(OURS)[1]
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -1,4 +1,4 @@
-"""Fixtures of several tests of exports."""
+"""Fixtures for tests of exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.export.kubernetes_export import PAIR
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """Two nodes with InfiniBand, and much that can be said."""
+    """Two nodes with InfiniBand and many settings."""
     path = tmp_path / "inventory.yaml"
     path.write_text(PAIR, encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The example inventories as each is exported, for tests of every export."""
+"""The example inventories in all exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 EXAMPLES = Path(__file__).parents[2] / "inventory"
 MODEL = "Qwen/Qwen3-8B"
 RDMA = ("--rdma-resource", "rdma/ib")
-# By name: the inventory, and what is asked for. All kinds of hardware, splits and replicas.
+# By name: the inventory and the options; all kinds of hardware, parallelism and replicas.
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "h100": ("h100-infiniband", ("--model", MODEL, *RDMA)),
     "h100-host-network": ("h100-infiniband", ("--model", MODEL, *RDMA, "--host-network")),
@@ -31,7 +31,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# How each may be put into Kubernetes.
+# Kinds of exports.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "lws": (),
     "kuberay": ("--kind", "kuberay"),
@@ -53,12 +53,12 @@ def inventory(case: str) -> Path:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """Return the documents of an export; libyaml is ten times as quick as PyYAML's own reader."""
+    """Return the documents of an export; libyaml is ten times as fast as PyYAML's parser."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return list(yaml.load_all(text, Loader=loader))
 
 
-# The same, for a batch job as it is exported.
+# The same for exported batch jobs.
 JOB_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "h100": ("h100-infiniband", RDMA),
     "roce": ("roce", ("--rdma-resource", "rdma/hca=2", "--model-volume", "pvc:models")),
@@ -70,10 +70,10 @@ JOB_CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def job(folder: Path, case: str) -> list[str]:
-    """Write a job into a folder; return the words that export it."""
+    """Write a job into a folder; return the arguments that export it."""
     (folder / "prompts.jsonl").write_text('{"prompt": "eins"}\n')
     file = folder / "job.yaml"
     file.write_text(f"model: {MODEL}\nread: prompts.jsonl\nwrite: {{path: s3://bucket/answers}}\n")
     name, flags = JOB_CASES[case]
     at = ("-i", str(EXAMPLES / f"{name}.yaml"))
-    return ["batch", str(file), *at, "--export", "kuberay", *flags]
+    return ["export", "batch", str(file), *at, *flags]

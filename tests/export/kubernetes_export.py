@@ -1,4 +1,4 @@
-"""One run of `vlaunch export kubernetes`, for tests of its kinds."""
+"""A run of `vlaunch export kubernetes`, for tests of its kinds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Export:
         self.objects = objects(self.text)
 
     def of(self, kind: str) -> dict[str, Any]:
-        """Return the one object of a kind."""
+        """Return the only object of a kind."""
         (results,) = [item for item in self.objects if item["kind"] == kind]
         return results
 
@@ -46,32 +46,32 @@ class Export:
         return result
 
     def container(self, template: str = "leaderTemplate") -> dict[str, Any]:
-        """The container that serves."""
+        """Return the serving container."""
         (result,) = self.group[template]["spec"]["containers"]
         return dict(result)
 
     def argv(self, template: str = "leaderTemplate") -> list[str]:
-        """The words of the container's command behind `exec`, as a shell splits them."""
+        """Return the command after `exec`, split as in a shell."""
         return argv(self.container(template))
 
 
 def argv(container: dict[str, Any]) -> list[str]:
-    """Return the words of a container's command, as a shell splits them."""
+    """Return a container's command, split as in a shell."""
     (script,) = container["args"]
     return shlex.split(script.replace("\\\n", " ").replace("$$", "$"))
 
 
 def split(parts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the network check of a command, and what it becomes."""
+    """Return a command's network check and its final command."""
     at = parts.index("--")
     return parts[:at], parts[at + 1 :]
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a container that have a value."""
+    """Return a container's variables with literal values."""
     return {item["name"]: item["value"] for item in container["env"] if "value" in item}
 
 
 def shown(text: str) -> str:
-    """Leave out the programs, which change with every fix."""
+    """Return an export without the programs, which change with every fix."""
     return re.sub(r"(  \w+\.pyz): .*", r"\1: …", text)

@@ -22,8 +22,8 @@ def read(name: str) -> dict[str, Any]:
 
 
 @NAMED
-def test_every_query_is_of_metrics_that_there_are(name: str) -> None:
-    """As recorded from vLLM and Ray, and as the agent names them."""
+def test_queries_use_existing_metrics(name: str) -> None:
+    """Recorded from vLLM, Ray and HAProxy, and defined by the agent."""
     exprs = [target["expr"] for panel in read(name)["panels"] for target in panel["targets"]]
 
     assert exprs
@@ -34,8 +34,8 @@ def test_every_query_is_of_metrics_that_there_are(name: str) -> None:
 
 
 @NAMED
-def test_every_query_is_of_the_chosen_clusters(name: str) -> None:
-    """Each selector says so."""
+def test_queries_select_the_chosen_clusters(name: str) -> None:
+    """In every selector."""
     for panel in read(name)["panels"]:
         for query in panel["targets"]:
             expr = query["expr"]
@@ -44,8 +44,8 @@ def test_every_query_is_of_the_chosen_clusters(name: str) -> None:
 
 
 @NAMED
-def test_panels_have_places_of_their_own(name: str) -> None:
-    """Within 24 columns, and none over another; ids are unique, as Grafana wants them."""
+def test_panels_do_not_overlap(name: str) -> None:
+    """Within 24 columns; Grafana requires unique IDs."""
     claimed: set[tuple[int, int]] = set()
     panels = read(name)["panels"]
     for panel in panels:
@@ -62,8 +62,8 @@ def test_panels_have_places_of_their_own(name: str) -> None:
 
 
 @NAMED
-def test_what_is_chosen_is_a_variable(name: str) -> None:
-    """The source of data and the clusters: nothing of one Grafana is in it."""
+def test_choices_are_variables(name: str) -> None:
+    """Data source and clusters: no dashboard depends on one Grafana."""
     result = read(name)
 
     assert [item["name"] for item in result["templating"]["list"]] == ["datasource", "cluster"]
@@ -75,11 +75,11 @@ def test_names_are_unique() -> None:
     """An import replaces the dashboard of the same uid."""
     uids = [read(path.name)["uid"] for path in FOLDER.iterdir()]
 
-    assert len(set(uids)) == len(uids) == 3
+    assert len(set(uids)) == len(uids) == 4
 
 
 def test_a_metric_of_an_older_vllm_is_unknown() -> None:
-    """The test of queries would find it."""
+    """The test of queries would report it."""
     expr = 'sum(rate(vllm:gpu_cache_usage_perc{cluster=~"$cluster"}[5m]))'
 
     assert [metric for metric in metrics_of(expr) if metric not in metric_names()] == [

@@ -1,4 +1,4 @@
-"""The nodes' packet filter, from the inventory and the ports of SSH."""
+"""The nodes' packet filter, from the inventory and the SSH ports."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def _text(case: str, form: str) -> str:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 def test_text(case: str, form: str) -> None:
-    """As it was read and approved."""
+    """As reviewed."""
     golden.check(GOLDEN / f"{case}.{form}", _text(case, form))
 
 
-def test_every_port_has_words() -> None:
-    """A port that is added to the inventory cannot be forgotten here."""
+def test_every_port_has_a_description() -> None:
+    """New ports of the inventory cannot be forgotten."""
     assert [field.name for field in fields(Ports) if field.name != "worker_max"] == list(PURPOSES)
 
 
-def test_ports_of_ray_are_nobody_s_without_it() -> None:
-    """They may be another program's; the agents' stays closed."""
+def test_ports_of_ray_are_open_without_ray() -> None:
+    """Other programs may use them; the agents' port stays closed."""
     closed = [
         item.purpose
         for item in build_filter(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
@@ -66,14 +66,15 @@ def test_ports_of_ray_are_nobody_s_without_it() -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "without-ray"])
-def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
-    """Whatever the inventory calls them."""
+def test_only_the_endpoint_is_open(case: str) -> None:
+    """For any port numbers of the inventory."""
     inventory = loads(CASES[case], Path("inventory.yaml"))
     created = build_filter(inventory, LOGINS)
     closed = {port for rule in created.closed for port in range(rule.low, rule.high + 1)}
     ports = {getattr(inventory.ports, field.name) for field in fields(Ports)}
 
-    assert ports - closed == ({inventory.ports.api} if inventory.serve.bind == "0.0.0.0" else set())
+    everywhere = inventory.api_bind([inventory.head]) == "0.0.0.0"
+    assert ports - closed == ({inventory.ports.api} if everywhere else set())
     assert set(range(inventory.ports.worker_min, inventory.ports.worker_max + 1)) <= closed
     assert set(range(DYNAMIC_PORTS[0], DYNAMIC_PORTS[1] + 1)) <= closed
 
@@ -87,18 +88,16 @@ def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
         ([(15000, 61000), (32768, 65000)], (15000, 65000)),
     ],
 )
-def test_what_the_nodes_kernels_hand_out_is_closed(
-    ranges: list[tuple[int, int]], closed: tuple[int, int]
-) -> None:
-    """Of all nodes, and with the usual range, in which ports of Ray lie that cannot be moved."""
+def test_dynamic_ports_are_closed(ranges: list[tuple[int, int]], closed: tuple[int, int]) -> None:
+    """The ranges of all nodes, and the usual range, with ports of Ray that cannot be configured."""
     rule = build_filter(loads(NODES, Path("inventory.yaml")), LOGINS, ranges).closed[-1]
 
     assert (rule.low, rule.high) == closed
 
 
 @pytest.mark.parametrize(("first", "last"), [(29501, 29508), (30000, 30007), (65530, 65535)])
-def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -> None:
-    """As many in a row as a batch looks for; there is none above the highest."""
+def test_ports_of_batch_ranks_are_closed(first: int, last: int) -> None:
+    """The whole range that a batch job searches, up to the highest port."""
     inventory = loads(f"{NODES}ports: {{mp_master: {first}}}\n", Path("inventory.yaml"))
     (rule,) = (
         rule
@@ -130,8 +129,8 @@ def test_the_endpoint_is_open_where_it_is_bound() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_open_comes_before_what_is_closed(form: str) -> None:
-    """The first rule that matches decides."""
+def test_accept_rules_come_before_drop_rules(form: str) -> None:
+    """The first matching rule decides."""
     lines = _text("one-address", form).splitlines()
     opened = [
         at
@@ -146,7 +145,7 @@ def test_what_is_open_comes_before_what_is_closed(form: str) -> None:
 
     assert opened
     assert closed
-    if form != "iptables":  # it has two tables, one after the other
+    if form != "iptables":  # it has two tables in sequence
         assert max(opened) < min(closed)
     else:
         half = lines.index("COMMIT")
@@ -154,8 +153,8 @@ def test_what_is_open_comes_before_what_is_closed(form: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nft_reads_it(case: str, tmp_path: Path) -> None:
-    """The syntax is nft's own."""
+def test_nft_accepts_it(case: str, tmp_path: Path) -> None:
+    """In nft's syntax."""
     nft = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if nft is None:
         pytest.skip("nft is not installed: `sudo apt-get install nftables`")
@@ -172,37 +171,55 @@ def test_nft_reads_it(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["iptables", "ufw"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_shell_reads_it(case: str, form: str) -> None:
-    """Each is a script."""
+def test_a_shell_accepts_it(case: str, form: str) -> None:
+    """All scripts are valid."""
     assert (
         subprocess.run(["sh", "-n"], input=_text(case, form), text=True, check=False).returncode
         == 0
     )
 
 
-def test_the_command_reaches_nobody(
+def test_the_command_contacts_no_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It prints the rules and nothing else."""
+    """It only prints the rules."""
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 
-    assert run_command(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    assert run_command(["export", "firewall", "-i", str(path), "--format", "ufw"]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (_text("everywhere", "ufw"), "")
 
 
-def test_ssh_stays_open_where_the_launcher_connects(
+def test_ssh_stays_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inventory's port, else that of ~/.ssh/config; a port among those that are closed would
-    lock operators out.
-    """
+    """The inventory's port, else ~/.ssh/config's; a closed one would lock operators out."""
     for name, value in sshd.make_home(tmp_path / "home", "Host gpu*\n  Port 10022\n").items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 
-    assert run_command(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    assert run_command(["export", "firewall", "-i", str(path), "--format", "ufw"]) == 0
     assert re.findall(r"ufw allow (\d+)/tcp .*SSH", capsys.readouterr().out) == ["2222", "10022"]
+
+
+def test_a_front_is_for_users_and_its_metrics_are_not() -> None:
+    """They need no key."""
+    inventory = loads(NODES.replace("nodes:", "front: {}\nnodes:", 1), Path("inventory.yaml"))
+    rules = build_filter(inventory, [22])
+
+    assert (8443, "the front, for users") in [(rule.low, rule.purpose) for rule in rules.open]
+    assert 29590 in [rule.low for rule in rules.closed]
+
+
+def test_servers_behind_a_front_are_closed() -> None:
+    """Only the front is open, unless the user sets an address."""
+    text = CASES["everywhere"] + "front: {}\n"
+    behind = build_filter(loads(text, Path("inventory.yaml")), LOGINS)
+    own = loads(text + "serve: {bind: 0.0.0.0}\n", Path("inventory.yaml"))
+
+    assert [rule.low for rule in behind.open if rule.purpose.startswith("SSH") is False] == [8443]
+    assert 8000 in [rule.low for rule in behind.closed]
+    assert [rule.low for rule in build_filter(own, LOGINS).open][-2:] == [8000, 8443]

@@ -1,12 +1,12 @@
-"""`vlaunch export firewall --scan`: the rules, with what the nodes' kernels hand out."""
+"""`vlaunch export firewall --scan`: rules with the nodes' dynamic ports."""
 
 from __future__ import annotations
 
 from tests.command_line import Cluster
 
 
-def test_what_the_nodes_hand_out_is_closed(cluster: Cluster) -> None:
-    """The same text for every node; without the flag none is reached."""
+def test_dynamic_ports_of_the_nodes_are_closed(cluster: Cluster) -> None:
+    """The same text for every node; without the flag no node is contacted."""
     assert "tcp dport 32768-60999 drop" in cluster.run("export", "firewall").out
     assert cluster.commands == []
     cluster.world.machines["gpu02"].survey["system"] = "port_range=1024-65535"

@@ -1,4 +1,4 @@
-"""`vlaunch export kubernetes --kind kuberay`: a job of Ray's that brings its cluster."""
+"""`vlaunch export kubernetes --kind kuberay`: a Ray job with its cluster."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ KIND = ("--kind", "kuberay")
 
 @pytest.fixture
 def export(pair: Path, capsys: pytest.CaptureFixture[str]) -> Export:
-    """Two pods."""
+    """An export of two pods."""
     return Export(capsys, pair, *KIND, *RDMA)
 
 
 def cluster(export: Export) -> dict[str, Any]:
-    """Return the cluster that the job brings."""
+    """Return the job's cluster."""
     spec: dict[str, Any] = export.of("RayJob")["spec"]["rayClusterSpec"]
     return spec
 
 
 def containers(export: Export) -> list[dict[str, Any]]:
-    """Return the containers in which Ray runs, the head's first."""
+    """Return the containers of Ray, the head's first."""
     created = cluster(export)
     groups = [created["headGroupSpec"], *created["workerGroupSpecs"]]
     return [group["template"]["spec"]["containers"][0] for group in groups]
 
 
 def test_golden(export: Export) -> None:
-    """All that is printed but for the programs."""
+    """The whole output except for the programs."""
     golden.check(Path(__file__).parent / "golden" / "kubernetes-kuberay.yaml", shown(export.text))
 
 
 def test_the_job_is_the_server(
     export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The words of `vllm serve` with Ray are the launcher's own."""
+    """The arguments of `vllm serve` with Ray are the launcher's own."""
     run_command(["serve", "-i", str(pair), "--backend", "ray", "--dry-run", "--offline"])
     script = capsys.readouterr().out
     spec = export.of("RayJob")["spec"]
@@ -61,7 +61,7 @@ def test_the_job_is_the_server(
 def test_ray_is_started_by_the_operators_command(
     export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With GPUs and the ports that others are told."""
+    """With GPUs, and the ports that other pods use."""
     head = cluster(export)["headGroupSpec"]["rayStartParams"]
     (worker,) = cluster(export)["workerGroupSpecs"]
     own = {"num-gpus": "8", "metrics-export-port": "6384", "disable-usage-stats": "true"}
@@ -77,7 +77,7 @@ def test_ray_is_started_by_the_operators_command(
 
 
 def test_ray_has_the_operators_token(export: Export) -> None:
-    """The pods say nothing of it; secrets are files."""
+    """It is not in the pods' specs; secrets are files."""
     for container in containers(export):
         assert container["args"][0].startswith("for file in /run/vlaunch/secrets/*; do export ")
         assert "RAY_ADDRESS" not in env(container)
@@ -90,8 +90,8 @@ def test_ray_has_the_operators_token(export: Export) -> None:
 def test_the_network_is_checked_before_the_server(
     export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker's Ray starts behind its check; the head's starts beside it, for the operator holds
-    workers back until then, and the job waits for its mark.
+    """A worker's Ray starts after its check; the head's starts beside it, as the operator delays
+    workers until then, and the job waits for its mark.
     """
     created = cluster(export)
     groups = [created["headGroupSpec"], *created["workerGroupSpecs"]]
@@ -115,8 +115,8 @@ def test_the_network_is_checked_before_the_server(
     assert skipped.of("RayJob")["spec"]["entrypoint"].startswith("vllm serve ")
 
 
-def test_the_operator_alone_reaches_the_dashboard(export: Export) -> None:
-    """The dashboard can run programs; pods of any namespace reach the API."""
+def test_only_the_operator_reaches_the_dashboard(export: Export) -> None:
+    """The dashboard can run programs; pods of all namespaces reach the API."""
     _, others, operator = export.of("NetworkPolicy")["spec"]["ingress"]
 
     assert [port["port"] for port in others["ports"]] == [8000]
@@ -129,7 +129,7 @@ def test_the_operator_alone_reaches_the_dashboard(export: Export) -> None:
 
 
 def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a template of its own."""
+    """They have their own templates."""
     pair.write_text(
         pair.read_text().replace(
             '{host: "gpu[01-02]", ip: "10.0.0.[1-2]", gpus: 8}',
@@ -150,7 +150,7 @@ def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_one_node_has_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    """The head takes part."""
+    """The head has the ranks."""
     export = Export(capsys, inventory("workstation"), *KIND, *CASES["workstation"][1])
 
     assert "workerGroupSpecs" not in cluster(export)

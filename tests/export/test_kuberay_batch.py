@@ -1,4 +1,4 @@
-"""`vlaunch batch --export kuberay`: a job of Ray Data's with its files, in a cluster of its own."""
+"""`vlaunch export batch`: a job of Ray Data's with its files, in a cluster of its own."""
 
 from __future__ import annotations
 
@@ -28,50 +28,49 @@ class Exported:
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *args: str) -> None:
         job = str(folder / "job.yaml")
-        self.code = run_command(["batch", job, "-i", str(folder / "inventory.yaml"), *args])
+        self.code = run_command(
+            ["export", "batch", job, "-i", str(folder / "inventory.yaml"), *args]
+        )
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
         self.objects = objects(self.text)
 
     def named(self, name: str) -> dict[str, Any]:
-        """Return the object of a name."""
+        """Return the object with a name."""
         (results,) = [item for item in self.objects if item["metadata"]["name"] == name]
         return results
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """The cluster that the job brings."""
+        """Return the job's cluster."""
         result: dict[str, Any] = self.objects[0]["spec"]["rayClusterSpec"]
         return result
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two nodes, and a job of two rows."""
+    """A folder with two nodes, and a job of two rows."""
     (tmp_path / "inventory.yaml").write_text(PAIR)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "eins"}\n{"prompt": "zwei"}\n')
     return tmp_path
 
 
-EXPORT = ("--export", "kuberay", *RDMA)
-
-
 def test_golden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All that is printed but for the programs; twice the same."""
-    export = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *RDMA)
 
-    assert export.text == Exported(capsys, folder, *EXPORT).text
+    assert export.text == Exported(capsys, folder, *RDMA).text
     golden.check(Path(__file__).parent / "golden" / "kuberay-batch.yaml", shown(export.text))
 
 
-def test_the_driver_finds_what_it_finds_on_a_node(
+def test_the_driver_has_the_same_files_as_on_a_node(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its entry point is run: the job is written down, its files lie beside it, and the driver is
-    started with its folder.
+    """The entry point is run: it writes the job and its files, and starts the driver with the
+    folder.
     """
-    export = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *RDMA)
     mounted, work, archive = (tmp_path / name for name in ("mounted", "hf", "batch.pyz"))
     files = export.named("job-job")
     volumes = export.cluster["headGroupSpec"]["template"]["spec"]["volumes"]
@@ -108,11 +107,11 @@ def test_the_driver_finds_what_it_finds_on_a_node(
     assert (folder_of_job / "input/0000-prompts.jsonl").read_text().count("prompt") == 2
 
 
-def test_as_many_nodes_as_it_can_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_nodes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One replica takes one node; two take both; one that spans them proves the network first."""
-    export = Exported(capsys, folder, *EXPORT)
-    two = Exported(capsys, folder, *EXPORT, "--replicas", "2")
-    wide = Exported(capsys, folder, *EXPORT, "--pp", "2")
+    export = Exported(capsys, folder, *RDMA)
+    two = Exported(capsys, folder, *RDMA, "--replicas", "2")
+    wide = Exported(capsys, folder, *RDMA, "--pp", "2")
 
     assert "workerGroupSpecs" not in export.cluster
     assert len(two.cluster["workerGroupSpecs"]) == 1
@@ -122,18 +121,18 @@ def test_as_many_nodes_as_it_can_use(folder: Path, capsys: pytest.CaptureFixture
     assert export.objects[0]["spec"]["backoffLimit"] == 2
 
 
-def test_files_that_are_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They come as they are."""
+def test_binary_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They arrive unchanged."""
     (folder / "rows.parquet").write_bytes(b"PAR1\xff\xfe")
     (folder / "job.yaml").write_text(JOB.replace("prompts.jsonl", "rows.parquet"))
-    export = Exported(capsys, folder, *EXPORT).named("job-job")
+    export = Exported(capsys, folder, *RDMA).named("job-job")
 
     assert base64.b64decode(export["binaryData"]["file-1"]) == b"PAR1\xff\xfe"
 
 
 def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For the operator; a job has no API."""
-    export = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *RDMA)
     (policy,) = [item for item in export.objects if item["kind"] == "NetworkPolicy"]
 
     assert [port["port"] for port in policy["spec"]["ingress"][1]["ports"]] == [8265]
@@ -145,24 +144,22 @@ def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[
     [
         (
             JOB.replace("nodes:/data/huggingface/answers", "out"),
-            EXPORT,
+            RDMA,
             "reach this machine",
         ),
-        (JOB + "data_parallel: {size: 2}\n", EXPORT, "data-parallel ranks are placed by address"),
-        (JOB, ("--export", "kuberay", "--pp", "2"), "--rdma-resource NAME"),
-        (JOB, ("--memory", "1GiB"), "--memory requires --export"),
-        (JOB, (*EXPORT, "--discard-results"), "--export only prints"),
-        (JOB.replace("model:", "job: 9.lives\nmodel:"), EXPORT, "`9.lives` is not a valid name"),
+        (JOB + "data_parallel: {size: 2}\n", RDMA, "data-parallel ranks are placed by address"),
+        (JOB, ("--pp", "2"), "--rdma-resource NAME"),
+        (JOB.replace("model:", "job: 9.lives\nmodel:"), RDMA, "`9.lives` is not a valid name"),
     ],
 )
-def test_what_pods_cannot_do_is_refused(
+def test_unsupported_settings_are_rejected(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     job: str,
     text: tuple[str, ...],
     expected: str,
 ) -> None:
-    """With what can be done instead, and nothing on standard output."""
+    """With the alternative, and without standard output."""
     (folder / "job.yaml").write_text(job)
     refused = Exported(capsys, folder, *text)
 
@@ -170,10 +167,10 @@ def test_what_pods_cannot_do_is_refused(
     assert expected in refused.error
 
 
-def test_more_than_a_config_map_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Large inputs are read where the pods see them."""
+def test_more_than_fits_a_config_map(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pods read large inputs from a volume."""
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n' * (1 << 17))
-    refused = Exported(capsys, folder, *EXPORT)
+    refused = Exported(capsys, folder, *RDMA)
 
     assert (refused.code, refused.text) == (2, "")
     assert "more than a ConfigMap allows" in refused.error

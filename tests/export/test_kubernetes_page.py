@@ -17,13 +17,13 @@ from tests.export.kubernetes_export import argv
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
-BLOCKS = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
 LINES = re.findall(r"^vlaunch (.* -i .*?)(?: >\S+)?$", PAGE, re.M)
 Objects = list[dict[str, Any]]
 
 
 def exported(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Objects:
-    """Return what the page's command prints of the page's inventory of that name."""
+    """Return the output of the page's command for one of its inventories."""
     (inventory,) = [block for block in BLOCKS if block.get("cluster") == name]
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(inventory))
     (line,) = [item for item in LINES if f"-i {name}.yaml" in item]
@@ -40,7 +40,7 @@ def pods(result: Objects) -> list[Any]:
 
 
 def test_the_smallest_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two pods of eight GPUs, which nothing of the made-up names and addresses has reached."""
+    """Two pods of eight GPUs; its fictional names and addresses are not used."""
     export = exported("llm", tmp_path, capsys)
 
     assert export[0]["spec"]["leaderWorkerTemplate"]["size"] == 2
@@ -51,7 +51,7 @@ def test_the_smallest_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_two_idle_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One GPU in each, cut by tensor parallelism; the claim is mounted where the model lies."""
+    """One GPU per pod, with tensor parallelism; the claim is mounted at the model's path."""
     export = exported("qwen", tmp_path, capsys)
 
     for spec in pods(export):
@@ -64,8 +64,8 @@ def test_two_idle_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert at in container["volumeMounts"]
 
 
-def test_the_patch_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It adds what the page says to both templates, and the rest stays as it is."""
+def test_the_patch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It changes both templates as documented, and no other field."""
     (overlay,) = [block for block in BLOCKS if "patches" in block]
     (patch,) = overlay["patches"]
     (before,) = [

@@ -31,21 +31,21 @@ LWS = "leaderworkerset.sigs.k8s.io"
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod's spec, and its labels with those of its controller."""
+    """A pod's spec, with its labels and those of its controller."""
 
     labels: Mapping[str, str]
     spec: Object
 
     @property
     def container(self) -> dict[str, Any]:
-        """Its only container."""
+        """Return its only container."""
         (container,) = self.spec["containers"]
         return dict(container)
 
 
 @cache
 def text(kind: str, case: str) -> str:
-    """Return an export; a batch job's where the kind is `batch`."""
+    """Return an export; for `batch`, a batch job's."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
         parts = ["export", "kubernetes", "-i", str(inventory(case)), *KINDS.get(kind, ())]
         parts += CASES[case][1] if case in CASES else ()
@@ -60,7 +60,7 @@ def render(kind: str, case: str) -> list[dict[str, Any]]:
 
 
 def pods(results: list[dict[str, Any]]) -> Iterator[Pod]:
-    """Yield the pods of an export, as controllers create them."""
+    """Yield an export's pods, as controllers create them."""
     spec, name = results[0]["spec"], results[0]["metadata"]["name"]
     if results[0]["kind"] == "LeaderWorkerSet":
         group = spec["leaderWorkerTemplate"]
@@ -93,7 +93,7 @@ def test_names(kind: str, case: str) -> None:
 
 @EVERY
 def test_mounts_and_volumes(kind: str, case: str) -> None:
-    """Each mount has a volume, each volume a mount; a ConfigMap of a volume has its keys."""
+    """Every mount has a volume, every volume a mount; a volume's ConfigMap has its keys."""
     maps = {
         item["metadata"]["name"]: {**item.get("data", {}), **item.get("binaryData", {})}
         for item in render(kind, case)
@@ -116,7 +116,7 @@ def test_mounts_and_volumes(kind: str, case: str) -> None:
 
 @EVERY
 def test_probes_and_ports(kind: str, case: str) -> None:
-    """One handler, a port that there is; names of 15 characters."""
+    """One handler, an existing port, names of 15 characters."""
     for pod in pods(render(kind, case)):
         ports = {port["name"]: port for port in pod.container.get("ports", [])}
         for name in ports:
@@ -130,7 +130,7 @@ def test_probes_and_ports(kind: str, case: str) -> None:
 
 @EVERY
 def test_resources(kind: str, case: str) -> None:
-    """Devices are requested as they are limited; a volume in memory fits into the limit."""
+    """Requests equal limits for devices; a volume in memory fits into the limit."""
     for pod in pods(render(kind, case)):
         resources = pod.container.get("resources", {})
         limits, requests = resources.get("limits", {}), resources.get("requests", {})
@@ -145,8 +145,8 @@ def test_resources(kind: str, case: str) -> None:
 
 @EVERY
 def test_environment(kind: str, case: str) -> None:
-    """Each variable once, without a secret's value; no Service's variables, of which vLLM would
-    read VLLM_PORT.
+    """Unique variables without values of secrets; no Service's variables, as vLLM would use
+    VLLM_PORT.
     """
     assert secret_patterns.VALUE.search(text(kind, case).partition("binaryData:")[0]) is None
     for pod in pods(render(kind, case)):
@@ -157,7 +157,7 @@ def test_environment(kind: str, case: str) -> None:
 
 @EVERY
 def test_selectors(kind: str, case: str) -> None:
-    """Each selects a pod; a Service selects the one with the API."""
+    """They select pods; a Service selects the one with the API."""
     labels = [pod.labels for pod in pods(render(kind, case))]
     for item in render(kind, case):
         spec = item.get("spec", {})
@@ -174,7 +174,7 @@ def _selects(value: Mapping[str, str], pod: Pod) -> bool:
 
 @EVERY
 def test_size_and_content(kind: str, case: str) -> None:
-    """A server on two nodes has at most 300 lines; no text of a program; ConfigMaps fit."""
+    """At most 300 lines for two nodes, without the text of a program; ConfigMaps fit."""
     result = render(kind, case)
     if case in ("h100", "spark"):
         assert text(kind, case).count("\n") <= 300
@@ -190,9 +190,7 @@ def test_size_and_content(kind: str, case: str) -> None:
 
 @EVERY
 def test_rules_of_controllers(kind: str, case: str) -> None:
-    """No pod waits for one that waits for it; Ray has a token, HTTP probes (2.53) and groups of a
-    known size.
-    """
+    """No pods wait for one another; Ray has a token, HTTP probes (2.53) and fixed groups."""
     result = render(kind, case)
     spec = result[0]["spec"]
     if result[0]["kind"] == "LeaderWorkerSet":

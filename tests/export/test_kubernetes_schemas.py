@@ -36,7 +36,7 @@ def exported(case: str, kind: str = "lws") -> str:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The exports of all examples, of each kind, a file each."""
+    """The exports of all examples and kinds, one file per export."""
     result, folder = [], tmp_path_factory.mktemp("exports")
     for kind, case in PAIRS:
         path = folder / f"{kind}-{case}.yaml"
@@ -53,7 +53,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def crds(*paths: Path) -> subprocess.CompletedProcess[str]:
-    """Judge the custom resources in files."""
+    """Validate the custom resources in files."""
     schemas = sorted(Path(FOLDER).glob("*.crd.yaml"))
     return subprocess.run(
         [sys.executable, Path(FOLDER) / "validate.py", *schemas, "--", *paths],
@@ -64,7 +64,7 @@ def crds(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 
 def built_in(*paths: Path) -> subprocess.CompletedProcess[str]:
-    """Judge the built-in kinds in files."""
+    """Validate the built-in kinds in files."""
     program = Path(sys.executable).with_name("kubernetes-validate")
     return subprocess.run(
         [program, "--strict", "-k", VERSION, *paths], capture_output=True, text=True, check=False
@@ -74,7 +74,7 @@ def built_in(*paths: Path) -> subprocess.CompletedProcess[str]:
 @needs_crds
 @pytest.mark.processes
 def test_custom_resources_fit_their_definitions(every: list[Path]) -> None:
-    """Those of the controllers; none is passed over because nobody knows it."""
+    """Those of the controllers; unknown kinds fail."""
     result = crds(*every)
     text = result.stdout.splitlines()
 
@@ -95,8 +95,8 @@ def test_built_in_kinds_fit_their_schemas(every: list[Path]) -> None:
 
 @needs_crds
 @pytest.mark.processes
-def test_a_broken_copy_is_refused(tmp_path: Path) -> None:
-    """By the checker that claims to see it: an unknown field, a wrong word, a number as text."""
+def test_a_broken_copy_is_rejected(tmp_path: Path) -> None:
+    """By both checkers: an unknown field, an invalid value, a number as text."""
     path = tmp_path / "export.yaml"
     for kind, changes in BROKEN.items():
         text = exported("h100", kind)

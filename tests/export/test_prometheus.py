@@ -1,4 +1,4 @@
-"""`vlaunch export prometheus`: what is scraped, and alerts that fire when they should."""
+"""`vlaunch export prometheus`: scrape targets, and alerts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def promtool() -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_scraped(case: str) -> None:
-    """vLLM where it answers, the agent on the head, Ray on every node; each with its cluster."""
+def test_scrape_targets(case: str) -> None:
+    """vLLM's endpoints, the agent on the head, Ray on every node; with the cluster's name."""
     text, apis = CASES[case]
     result = prometheus.build_files(loads(text, Path("inventory.yaml")), apis)
 
@@ -52,8 +52,20 @@ def test_what_is_scraped(case: str) -> None:
     assert yaml.safe_load(result[prometheus.SCRAPE])["rule_files"] == ["alerts.yml"]
 
 
-def test_exporters_of_others() -> None:
-    """On every node, where they are asked for."""
+def test_a_front_is_scraped_on_its_nodes() -> None:
+    """At the port of its metrics."""
+    inventory = loads(f"{NODES}front: {{node: gpu02, metrics: 9999}}\n", Path("inventory.yaml"))
+    text = prometheus.build_files(inventory)["prometheus.yml"]
+    jobs = {job["job_name"]: job for job in yaml.safe_load(text)["scrape_configs"]}
+    targets = [config["targets"] for config in jobs["front"]["static_configs"]]
+
+    assert targets == [["10.0.0.12:9999"]]
+    assert jobs["vllm"]["http_sd_configs"] == [{"url": "http://10.0.0.12:9999/servers"}]
+    assert "It connects to TCP 29580, 6384, 9999 of the nodes" in text
+
+
+def test_other_exporters() -> None:
+    """On every node, if requested."""
     inventory = loads(NODES, Path("inventory.yaml"))
     text = prometheus.build_files(inventory, node_exporter=9100, dcgm_exporter=9400)[
         prometheus.SCRAPE
@@ -68,7 +80,7 @@ def test_exporters_of_others() -> None:
 
 
 def test_it_names_no_secret() -> None:
-    """vLLM's key is not needed to scrape it."""
+    """vLLM's metrics need no key."""
     inventory = loads(NODES + "secrets: {VLLM_API_KEY: {env: KEY}}\n", Path("inventory.yaml"))
 
     assert "KEY" not in "".join(prometheus.build_files(inventory).values())
@@ -76,11 +88,13 @@ def test_it_names_no_secret() -> None:
 
 @pytest.fixture
 def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """All files, as the command writes them."""
+    """All files, as written by the command."""
     (tmp_path / "inventory.yaml").write_text(NODES)
     folder = tmp_path / "monitoring"
     assert (
-        run_command(["export", "prometheus", str(tmp_path / "inventory.yaml"), "-o", str(folder)])
+        run_command(
+            ["export", "prometheus", "-i", str(tmp_path / "inventory.yaml"), "-o", str(folder)]
+        )
         == 0
     )
     assert "promtool check config" in capsys.readouterr().err
@@ -88,20 +102,21 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def test_a_folder_gets_all_files(written: Path) -> None:
-    """Those that are there are replaced."""
+    """Existing files are replaced."""
     names = sorted(str(path.relative_to(written)) for path in written.rglob("*.*"))
 
     assert names == [
         "alerts.yml",
         "alerts_test.yml",
         "dashboards/cache.json",
+        "dashboards/front.json",
         "dashboards/overview.json",
         "dashboards/ranks.json",
         "prometheus.yml",
     ]
     (written / "alerts.yml").write_text("")
     run_command(
-        ["export", "prometheus", str(written.parent / "inventory.yaml"), "-o", str(written)]
+        ["export", "prometheus", "-i", str(written.parent / "inventory.yaml"), "-o", str(written)]
     )
     assert (written / "alerts.yml").read_text()
 
@@ -110,7 +125,7 @@ def test_without_a_folder_the_configuration_is_printed(
     written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same text, and no talk."""
-    assert run_command(["export", "prometheus", str(written.parent / "inventory.yaml")]) == 0
+    assert run_command(["export", "prometheus", "-i", str(written.parent / "inventory.yaml")]) == 0
     output = capsys.readouterr()
 
     assert (output.out, output.err) == ((written / "prometheus.yml").read_text(), "")
@@ -129,10 +144,10 @@ def test_without_a_folder_the_configuration_is_printed(
 def test_endpoints_are_named(
     api: str, code: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By their nodes, as `status` shows them; a mistake is told."""
+    """By node, as in `status`; a mistake is reported."""
     (tmp_path / "inventory.yaml").write_text(NODES)
     assert (
-        run_command(["export", "prometheus", str(tmp_path / "inventory.yaml"), "--api", api])
+        run_command(["export", "prometheus", "-i", str(tmp_path / "inventory.yaml"), "--api", api])
         == code
     )
 
@@ -140,7 +155,7 @@ def test_endpoints_are_named(
 
 
 def test_every_alert_has_a_test_and_an_explanation() -> None:
-    """One that fires, one in a cluster that is well, and its section in the documentation."""
+    """A firing one, one in a healthy cluster, and a section in the documentation."""
     files = prometheus.build_files(loads(NODES, Path("inventory.yaml")))
     groups = yaml.safe_load(files["alerts.yml"])["groups"]
     alerts = [rule["alert"] for group in groups for rule in group["rules"]]
@@ -157,8 +172,8 @@ def test_every_alert_has_a_test_and_an_explanation() -> None:
 
 
 @pytest.mark.processes
-def test_promtool_finds_nothing_amiss(written: Path, promtool: str) -> None:
-    """In the configuration and in the rules; and each alert fires when it should."""
+def test_promtool_accepts_all_files(written: Path, promtool: str) -> None:
+    """Configuration and rules; every alert fires when it should."""
     for argv in (
         ["check", "config", "prometheus.yml"],
         ["check", "rules", "alerts.yml"],
@@ -182,10 +197,8 @@ def test_promtool_finds_nothing_amiss(written: Path, promtool: str) -> None:
         ("min_over_time(vllm:num_requests_running[2m]) > 0", "vector(1)"),
     ],
 )
-def test_an_alert_that_is_wrong_is_seen(
-    written: Path, promtool: str, right: str, wrong: str
-) -> None:
-    """One that never fires, and one that fires too soon."""
+def test_a_wrong_alert_is_detected(written: Path, promtool: str, right: str, wrong: str) -> None:
+    """One that never fires, and one that fires too early."""
     text = (written / "alerts.yml").read_text()
     assert right in text
     (written / "alerts.yml").write_text(text.replace(right, wrong))
@@ -200,8 +213,8 @@ def test_an_alert_that_is_wrong_is_seen(
     assert done.returncode == 1
 
 
-def test_alerts_are_of_metrics_that_there_are() -> None:
-    """As recorded from vLLM and Ray, and as the agent names them."""
+def test_alerts_use_existing_metrics() -> None:
+    """Recorded from vLLM and Ray, and defined by the agent."""
     text = prometheus.build_files(loads(NODES, Path("inventory.yaml")))["alerts.yml"]
     exprs = [rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
@@ -209,17 +222,21 @@ def test_alerts_are_of_metrics_that_there_are() -> None:
 
 
 def metrics_of(expr: str) -> list[str]:
-    """Return the metrics that an expression names."""
+    """Return the metrics in an expression."""
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|(?:by|on) \([^)]*\)", "", expr)
-    return re.findall(r"\b(?:vllm:|vlaunch_|ray_|http_|process_)\w+|\bup\b", bare)
+    return re.findall(r"\b(?:vllm:|vlaunch_|ray_|haproxy_|http_|process_)\w+|\bup\b", bare)
 
 
 def metric_names() -> set[str]:
-    """Return the names of all metrics that have been seen."""
+    """Return the names of all recorded metrics."""
     from launcher.agent.metrics import HELP
 
     fixtures = Path(__file__).parents[1] / "fixtures"
-    recorded = (fixtures / "vllm" / "mp_pp2_buckets.metrics", fixtures / "ray" / "metrics_node.txt")
+    recorded = [
+        fixtures / "vllm" / "mp_pp2_buckets.metrics",
+        fixtures / "ray" / "metrics_node.txt",
+        fixtures / "haproxy" / "front.metrics",
+    ]
     names = {
         match
         for path in recorded

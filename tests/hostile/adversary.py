@@ -1,4 +1,4 @@
-"""An SSH server that lets anybody in and then does as it likes, in this process."""
+"""An SSH server, in this process, that admits every user and answers as a test likes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import paramiko
 from launcher.core.domain import Node, Ssh
 from tests.ssh import sshd
 
-# What is done about a command: a channel, and the line that came.
+# Answers a command: its channel, and its line.
 Act = Callable[[paramiko.Channel, str], None]
 
 
 class Adversary:
-    """Listens on loopback until it is closed; `act` answers every command in a thread of its own.
+    """A server on loopback; `act` answers every command in its own thread.
 
-    `window` is how many bytes a client may send before it must wait, which then is for good unless
-    somebody reads.
+    After `window` bytes a client must wait for `act` to read.
     """
 
     def __init__(self, folder: Path, act: Act, *, window: int = 2**21) -> None:
@@ -33,8 +32,8 @@ class Adversary:
         self._transports: list[paramiko.Transport] = []
         self.closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
-        self._known = folder / "known_hosts"
-        self._known.write_text(
+        self._known_hosts = folder / "known_hosts"
+        self._known_hosts.write_text(
             f"[127.0.0.1]:{self.port} {self._host_key.get_name()} {self._host_key.get_base64()}\n"
         )
         self._key = folder / "key"
@@ -42,12 +41,12 @@ class Adversary:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def node(self, name: str = "gpu01") -> Node:
-        """The node that this is."""
+        """Return this server as a node."""
         ssh = Ssh(
             user="ops",
             port=self.port,
             identity=str(self._key),
-            known_hosts=str(self._known),
+            known_hosts=str(self._known_hosts),
             connect_timeout=10.0,
         )
         return Node(
@@ -55,7 +54,7 @@ class Adversary:
         )
 
     def send(self, channel: paramiko.Channel, data: bytes, *, error: bool = False) -> bool:
-        """Say something; False when nobody listens any more."""
+        """Send data; False when the client is gone."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             (channel.sendall_stderr if error else channel.sendall)(data)
             self.sent += len(data)
@@ -65,20 +64,20 @@ class Adversary:
     @staticmethod
     @contextlib.contextmanager
     def listening() -> Iterator[tuple[int, list[object]]]:
-        """Listen on a port of this machine inside the block, and note who connects."""
-        seen: list[object] = []
+        """Listen on a local port inside the block, and record a connection."""
+        connections: list[object] = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            yield listener.getsockname()[1], seen
+            yield listener.getsockname()[1], connections
             listener.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                seen.append(listener.accept())
+                connections.append(listener.accept())
 
     def close(self) -> None:
-        """End it."""
+        """Close the listener and all connections."""
         self.closed.set()
         self._listener.close()
-        for each in self._transports:
-            each.close()
+        for transport in self._transports:
+            transport.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -114,12 +113,12 @@ class _Server(paramiko.ServerInterface):
 
 
 def marker(line: str) -> bytes:
-    """Return the marker that stands before a command's own output, as it was asked for."""
-    found = re.search(r"vlaunch-[0-9a-f]{16}", line)
-    assert found
-    return found[0].encode() + b"\n"
+    """Return the marker that the client expects before a command's output."""
+    match = re.search(r"vlaunch-[0-9a-f]{16}", line)
+    assert match
+    return match[0].encode() + b"\n"
 
 
 def inventory_of(adversary: Adversary, *names: str):  # type: ignore[no-untyped-def]
-    """An inventory of nodes that all are this server."""
+    """Return an inventory whose nodes all are this server."""
     return sshd.inventory(*(adversary.node(name) for name in names or ("gpu01",)))

@@ -15,7 +15,7 @@ Start = Callable[..., Adversary]
 
 @pytest.fixture
 def adversary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start hostile servers that end with the test; the user's own keys stay out of it."""
+    """Start hostile servers for one test; never use the user's own keys."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -27,5 +27,5 @@ def adversary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for server in started:
+        server.close()

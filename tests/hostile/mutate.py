@@ -1,6 +1,4 @@
-"""What a hostile node makes of a good answer: recorded ones with one or more things wrong, near
-enough to be believed.
-"""
+"""Spoiled answers: a good one with up to three changes, close enough to be believed."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-# Draws on a terminal, is markup for rich, turns the text around it, breaks out of a line, and
-# cannot be encoded.
+# Terminal codes, rich markup, bidirectional overrides, line breaks, and a lone surrogate.
 EVIL = (
     "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[1;1H\x1bP1;1|17/ab\x1b\\\r\x08\x9b31m\x9d52;c;ZXZpbA==\x9c"
     "[red]EVIL[/red][link=http://evil.example]x[/link][/]\u202e\u2066\u200f\u2028\ud800\x7f\x00"
@@ -70,19 +67,19 @@ NUMBERS = (
 
 
 def examples(usual: int) -> settings:
-    """Return hypothesis' settings; VLAUNCH_EXAMPLES multiplies how much is tried."""
+    """Return hypothesis' settings; VLAUNCH_EXAMPLES multiplies the number of examples."""
     return settings(
         max_examples=usual * int(os.environ.get("VLAUNCH_EXAMPLES", "1")),
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         derandomize=True,
-        # a chance is a number: a smaller one is no simpler
+        # no shrinking: a smaller seed is no simpler
         phases=(Phase.explicit, Phase.generate),
     )
 
 
 class Chance(random.Random):
-    """Shows as the number that it began with: hypothesis prints what it tries."""
+    """A generator whose repr is its seed, for hypothesis' output."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -96,30 +93,28 @@ chances = st.integers(min_value=0, max_value=2**32).map(Chance)
 
 
 def value(good: Any, chance: random.Random) -> Any:
-    """Return a copy of plain data with up to three things changed."""
+    """Return a copy of plain data with up to three values changed."""
     changed = json.loads(json.dumps(good))
     for _ in range(chance.randint(1, 3)):
-        places = list(_places(changed))
-        if not places:
+        positions = list(_positions(changed))
+        if not positions:
             return _any(chance)
-        holder, key = chance.choice(places)
-        _change(holder, key, chance)
+        container, key = chance.choice(positions)
+        _change(container, key, chance)
     return changed
 
 
 def text(good: Any, chance: random.Random) -> str:
-    """Return plain data as JSON with something changed, in the data or in the text."""
+    """Return plain data as JSON with a change in the data or in the text."""
     if chance.random() < 0.7:
         return json.dumps(value(good, chance))
-    said = json.dumps(good)
-    at = chance.randrange(len(said) + 1)
-    return chance.choice(_BREAKS)(said, at, chance)
+    dumped = json.dumps(good)
+    at = chance.randrange(len(dumped) + 1)
+    return chance.choice(_BREAKS)(dumped, at, chance)
 
 
 def lines(good: str, chance: random.Random) -> str:
-    """Return a text of lines with up to three of them gone, doubled, swapped, cut, too long, or
-    something else altogether.
-    """
+    """Return a text with up to three lines removed, doubled, swapped, cut, extended or replaced."""
     changed = good.splitlines()
     for _ in range(chance.randint(1, 3)):
         if not changed:
@@ -146,27 +141,27 @@ def lines(good: str, chance: random.Random) -> str:
     return "\n".join(changed)
 
 
-def _places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of nested data as (holder, key)."""
+def _positions(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every position in nested data as (container, key)."""
     for key in (
         list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
     ):
         yield data, key
-        yield from _places(data[key])
+        yield from _positions(data[key])
 
 
-def _change(holder: Any, key: Any, chance: random.Random) -> None:
+def _change(container: Any, key: Any, chance: random.Random) -> None:
     change = chance.randrange(6)
     if change == 0:
-        del holder[key]
-    elif change == 1 and isinstance(holder, list):
-        holder.append(holder[key])  # the same twice
-    elif change == 2 and isinstance(holder, dict):
-        holder[chance.choice(["", "new", "gpu99", EVIL, "../x"])] = holder[key]
-    elif change == 3 and isinstance(holder[key], str):
-        holder[key] = holder[key] + EVIL
+        del container[key]
+    elif change == 1 and isinstance(container, list):
+        container.append(container[key])  # the same twice
+    elif change == 2 and isinstance(container, dict):
+        container[chance.choice(["", "new", "gpu99", EVIL, "../x"])] = container[key]
+    elif change == 3 and isinstance(container[key], str):
+        container[key] = container[key] + EVIL
     else:
-        holder[key] = _any(chance)
+        container[key] = _any(chance)
 
 
 def _any(chance: random.Random) -> Any:
@@ -174,22 +169,22 @@ def _any(chance: random.Random) -> Any:
 
 
 def _numbers(line: str, chance: random.Random) -> str:
-    words = line.split(" ")
-    at = chance.randrange(len(words))
-    words[at] = chance.choice(["-1", "1e999", "NaN", "9" * 5000, "1.2.3", "", "²", "0x10"])
-    return " ".join(words)
+    fields = line.split(" ")
+    at = chance.randrange(len(fields))
+    fields[at] = chance.choice(["-1", "1e999", "NaN", "9" * 5000, "1.2.3", "", "²", "0x10"])
+    return " ".join(fields)
 
 
-def _cut(said: str, at: int, _: random.Random) -> str:
-    return said[:at]
+def _cut(text: str, at: int, _: random.Random) -> str:
+    return text[:at]
 
 
-def _insert(said: str, at: int, chance: random.Random) -> str:
-    return said[:at] + chance.choice([*NUMBERS, EVIL, ",", "}", '"']) + said[at:]
+def _insert(text: str, at: int, chance: random.Random) -> str:
+    return text[:at] + chance.choice([*NUMBERS, EVIL, ",", "}", '"']) + text[at:]
 
 
-def _replace_a_value(said: str, _: int, chance: random.Random) -> str:
-    head, colon, rest = said.partition(": ")
+def _replace_a_value(text: str, _: int, chance: random.Random) -> str:
+    head, colon, rest = text.partition(": ")
     return (
         f"{head}{colon}{chance.choice(NUMBERS)}{rest[len(rest.split(',')[0]) :]}"
         if colon
@@ -197,15 +192,15 @@ def _replace_a_value(said: str, _: int, chance: random.Random) -> str:
     )
 
 
-def _twice(said: str, _: int, chance: random.Random) -> str:
-    return f"{said}\n{said}" if chance.random() < 0.5 else said + said
+def _twice(text: str, _: int, chance: random.Random) -> str:
+    return f"{text}\n{text}" if chance.random() < 0.5 else text + text
 
 
-def _doubled_key(said: str, _: int, chance: random.Random) -> str:
+def _doubled_key(text: str, _: int, chance: random.Random) -> str:
     return (
-        "{" + said[1:-1] + ", " + said[1:]
-        if said.startswith("{") and len(said) > 2
-        else f"[{said}]"
+        "{" + text[1:-1] + ", " + text[1:]
+        if text.startswith("{") and len(text) > 2
+        else f"[{text}]"
     )
 
 

@@ -1,4 +1,4 @@
-"""Good answers, to be spoiled: recorded ones where there are, else what the simulated nodes say."""
+"""Good answers to spoil: recorded ones, else the simulated nodes'."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def inventory() -> Inventory:
 
 
 def world() -> World:
-    """Two nodes that are up."""
-    made = World(inventory())
-    case.bring_up(inventory(), made, {"RAY_AUTH_TOKEN": Secret("tok")})
-    return made
+    """A running cluster of two nodes."""
+    nodes = World(inventory())
+    case.bring_up(inventory(), nodes, {"RAY_AUTH_TOKEN": Secret("tok")})
+    return nodes
 
 
 @cache
 def probes() -> tuple[tuple[str, str], ...]:
-    """What both nodes answer when they are surveyed."""
-    made = world()
-    asked = node_probes.probe_commands(
+    """The survey answers of both nodes, by node."""
+    nodes = world()
+    commands = node_probes.probe_commands(
         inventory(), [inventory().image], survey=True, clock=lambda: 1e9
     )
-    return tuple((command.node, made.answer(command).out) for command in asked)  # type: ignore[union-attr]
+    return tuple((command.node, nodes.answer(command).out) for command in commands)  # type: ignore[union-attr]
 
 
 @cache
 def surveys() -> tuple[str, ...]:
-    """Recorded answers of real nodes."""
+    """Recorded survey answers of real nodes."""
     return tuple(path.read_text() for path in sorted((FIXTURES / "host").glob("*.txt")))
 
 
 @cache
 def jobs() -> Mapping[str, Any]:
-    """What the head says while two servers and a batch run."""
-    said: dict[str, Any] = json.loads((FIXTURES / "ray" / "head-jobs.json").read_text())
-    text = json.dumps(said).replace("10.77.0.11", "10.0.0.11").replace("10.77.0.12", "10.0.0.12")
-    said = json.loads(text)
-    said["jobs"] = [
+    """The head's answer while two servers and a batch job run."""
+    text = (FIXTURES / "ray" / "head-jobs.json").read_text()
+    text = text.replace("10.77.0.11", "10.0.0.11").replace("10.77.0.12", "10.0.0.12")
+    payload: dict[str, Any] = json.loads(text)
+    payload["jobs"] = [
         job("serve-0123-1", {"vlaunch.model": "m"}),
         job(
             "batch-rows-1",
@@ -63,24 +63,24 @@ def jobs() -> Mapping[str, Any]:
         ),
     ]
     bundle = {"bundle_id": "0", "unit_resources": {"GPU": 1.0, "CPU": 1.0}}
-    said["groups"] = [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]
-    here = said["nodes"][0]["node_id"]
+    payload["groups"] = [{"state": "CREATED", "creator_job_id": "01", "bundles": [bundle]}]
+    node_id = payload["nodes"][0]["node_id"]
     actor = {
         "name": "vllm_Worker_ab1_TP0_PP1",
         "state": "ALIVE",
-        "node_id": here,
+        "node_id": node_id,
         "job_id": "01",
         "placement_group_id": None,
         "required_resources": {"GPU": 1.0},
     }
-    said["actors"] = [actor]
-    said |= servers()
-    return said
+    payload["actors"] = [actor]
+    payload |= servers()
+    return payload
 
 
 @cache
 def servers() -> Mapping[str, Any]:
-    """What the head says of two servers: one works, the other has died."""
+    """The head's report of two servers: one ready, one waiting for its restart."""
     fault = supervision.make_fault(node="10.0.0.12", lost=2, phases={"stopped": 0.4, "whole": 2.0})
     works = supervision.make_record(
         load=supervision.make_load(),
@@ -110,12 +110,12 @@ def servers() -> Mapping[str, Any]:
             supervision.make_spec("embed", backend="mp", node="gpu02", port=8001), died
         ),
     )
-    said: dict[str, Any] = json.loads(json.dumps(supervision.head_report(*rows)))
-    return said
+    report: dict[str, Any] = json.loads(json.dumps(supervision.head_report(*rows)))
+    return report
 
 
 def job(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """A Ray job that runs."""
+    """A running Ray job."""
     return {
         "submission_id": name,
         "job_id": "01",

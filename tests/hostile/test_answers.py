@@ -1,6 +1,4 @@
-"""Whatever a node answers, what reads it returns something that can be shown, or raises one of our
-own errors, and soon.
-"""
+"""Parsers of nodes' answers: for any input, a printable result or one of our errors, in time."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
 from tests.simulated import query
 
-LIMIT = 5.0  # seconds of a core for one answer; most take a thousandth of it
+LIMIT = 5.0  # seconds of CPU time for one answer; most take a thousandth of it
 HEAD = "gpu01"
 _CLUSTER = ray_checks.judge_cluster(seeds.inventory(), {})
 Chance = random.Random
@@ -70,27 +68,27 @@ def answer(out: str, node: str = HEAD, code: int = 0) -> Answer:
 
 
 def shown(renderable: Any) -> str:
-    """Draw something on a terminal and return what that got."""
-    to = io.StringIO()
-    Console(file=to, force_terminal=True, width=120, highlight=False, color_system=None).print(
+    """Return the terminal output of a renderable."""
+    stream = io.StringIO()
+    Console(file=stream, force_terminal=True, width=120, highlight=False, color_system=None).print(
         renderable
     )
-    return to.getvalue()
+    return stream.getvalue()
 
 
 def harmless(text: str, what: str = "") -> None:
-    """See that nothing but text that can be printed is there."""
+    """Check that a text has only printable characters."""
     text.encode()
     assert "\x1b" not in text, what
-    strange = {
+    unprintable = {
         letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"
     }
-    assert not {letter for letter in strange if not re.match("[\ue000-\uf8ff]", letter)}, what
+    assert not {letter for letter in unprintable if not re.match("[\ue000-\uf8ff]", letter)}, what
     assert "\nhint: run `curl" not in text, what
 
 
 def survived(read: Callable[[], Any], capsys: pytest.CaptureFixture[str] | None = None) -> Any:
-    """Run a reader; its error must be ours, and be quick to come, and can be shown."""
+    """Run a parser; only our errors may be raised, in time, and printable."""
     began = time.thread_time()
     try:
         return read()
@@ -106,18 +104,16 @@ def survived(read: Callable[[], Any], capsys: pytest.CaptureFixture[str] | None 
 @mutate.examples(12)
 @given(mutate.chances)
 def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
-    """Of one node of two: its facts are judged by every check, compared with the inventory, and
-    planned with.
-    """
+    """One of two nodes answers badly: every check, the status and the plan use its facts."""
     inventory = seeds.inventory()
     spoiled = chance.choice(("gpu01", "gpu02"))
-    said = [
+    answers = [
         answer(_probe(text, chance) if node == spoiled else text, node)
         for node, text in seeds.probes()
     ]
 
     def read() -> None:
-        facts, silent = node_probes.parse_answers(said)
+        facts, silent = node_probes.parse_answers(answers)
         for error in silent.values():
             terminal.show_error(error)
         missing = {name: error.message for name, error in silent.items()}
@@ -131,8 +127,8 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
         harmless(shown(ui_checks.render_results(results)))
         json.loads(dump_json(ui_checks.results_json(results)))
         snapshot = ClusterSnapshot(site=Site(inventory, facts), payload=seeds.jobs())
-        seen = status.build_status(snapshot, missing, batches.running_jobs(snapshot, None))
-        harmless(shown(ui_status.render_status(seen)))
+        cluster = status.build_status(snapshot, missing, batches.running_jobs(snapshot, None))
+        harmless(shown(ui_status.render_status(cluster)))
         preflight.query_containers(Site(inventory, facts))
         preflight.query_port_probes(Site(inventory, facts), high=40000, nonce="n")
         if not silent:
@@ -145,14 +141,12 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
 @mutate.examples(20)
 @given(mutate.chances)
 def test_surveys_of_real_nodes(chance: Chance) -> None:
-    """Lines of `nvidia-smi`, of /sys, of `ip` and `docker`: gone, doubled, or something else."""
+    """Lines of `nvidia-smi`, /sys, `ip` and `docker`: removed, doubled or replaced."""
     survived(lambda: host_output.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
 
 
 def _probe(text: str, chance: Chance) -> str:
-    """Spoil one part of a probe's answer: as JSON where it is JSON, else its lines; or the answer's
-    own frame.
-    """
+    """Spoil one part of a probe's answer, as JSON or by lines; or the whole answer by lines."""
     parts = re.split(r"(?m)^(@@vlaunch .*)$", text)
     bodies = [at for at in range(0, len(parts), 2) if parts[at].strip()]
     at = chance.choice(bodies)
@@ -167,8 +161,8 @@ def _probe(text: str, chance: Chance) -> str:
 
 @mutate.examples(40)
 @given(mutate.chances)
-def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
-    """Status, and the judges of what runs, of what is stopped, and of what is free."""
+def test_the_heads_jobs(chance: Chance) -> None:
+    """The status, and the judges of running jobs, stopped jobs and free GPUs."""
     inventory = seeds.inventory()
     response = answer(mutate.text(seeds.jobs(), chance))
     facts = _facts()
@@ -193,9 +187,7 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
 @mutate.examples(15)
 @given(mutate.chances)
 def test_a_server_that_is_watched(chance: Chance) -> None:
-    """Answers of the head until the deadline: the watching ends, with an answer or an error of
-    ours.
-    """
+    """Spoiled answers until the deadline: the wait ends, with a result or one of our errors."""
     site, spec = Site(seeds.inventory()), supervision.make_spec(replicas=chance.choice((1, 2)))
     now = [0.0]
 
@@ -222,7 +214,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
 @mutate.examples(8)
 @given(mutate.chances)
 def test_a_batch_that_is_watched(chance: Chance) -> None:
-    """Until it has ended, or can be watched no more."""
+    """Until it ends, or an error stops the wait."""
     now = [0.0]
 
     def sleep(_: float) -> None:
@@ -245,82 +237,83 @@ def _facts() -> dict[str, host.HostFacts]:
     return node_probes.parse_answers([answer(text, node) for node, text in seeds.probes()])[0]
 
 
-def _list(said: Answer) -> None:
-    entries = job_store.parse_list(said)
-    found = batches.merge_jobs(seeds.inventory(), entries, seeds.jobs())
-    harmless(shown(jobs_command.render_table(found, ["a remark"])))
-    json.loads(dump_json([each.as_json() for each in found]))
-    for each in entries:
-        assert all(count >= 0 for count in each.inputs.values())
+def _list(answer: Answer) -> None:
+    entries = job_store.parse_list(answer)
+    jobs = batches.merge_jobs(seeds.inventory(), entries, seeds.jobs())
+    harmless(shown(jobs_command.render_table(jobs, ["a remark"])))
+    json.loads(dump_json([job.as_json() for job in jobs]))
+    for entry in entries:
+        assert all(count >= 0 for count in entry.inputs.values())
 
 
-def _port_probes(said: Answer) -> None:
-    probes = pairs.parse_probes(said)
+def _port_probes(answer: Answer) -> None:
+    probes = pairs.parse_probes(answer)
     evidence = Evidence(inventory=seeds.inventory(), facts=_facts(), port_probes=probes)
     results = catalogue.run_checks(evidence)
     harmless(shown(ui_checks.render_results(results)))
 
 
-def _reports(said: Answer) -> None:
+def _reports(response: Answer) -> None:
     inventory = seeds.inventory()
     other = {**_report(), "node": "gpu02"}
     reports, missing = network_plan.parse_answers(
-        {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
+        {response.node: [response], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
-    known = expectations_file.load_expectations()
+    expectations = expectations_file.load_expectations()
     level = required_level(
-        inventory, gpus=[each.gpu for each in reports.values()], rdma=[], expectations=known
+        inventory,
+        gpus=[report.gpu for report in reports.values()],
+        rdma=[],
+        expectations=expectations,
     )
     measured = Measurement(inventory=inventory, reports=reports, missing=missing)
-    seen = transport.judge(measured, level)
-    nothing = Evidence(inventory=inventory, facts={}, expectations=known)
-    expected.judge(seen, nothing, ranks_per_node=1)
-    harmless(shown(ui_network.render(seen)))
-    json.loads(dump_json(network_shape.as_json(seen)))
+    verdict = transport.judge(measured, level)
+    evidence = Evidence(inventory=inventory, facts={}, expectations=expectations)
+    expected.judge(verdict, evidence, ranks_per_node=1)
+    harmless(shown(ui_network.render(verdict)))
+    json.loads(dump_json(network_shape.as_json(verdict)))
 
 
-def _containers(said: Answer) -> None:
-    ray_checks.judge_container(seeds.inventory().head, said)
-    for each in docker_output.parse_containers(said.out):
-        docker.remove(("docker",), each.id)
-        assert all(
-            isinstance(word, str)
-            for word in (each.id, each.name, each.image, *each.argv, *each.labels.values())
-        )
+def _containers(answer: Answer) -> None:
+    ray_checks.judge_container(seeds.inventory().head, answer)
+    for container in docker_output.parse_containers(answer.out):
+        docker.remove(("docker",), container.id)
+        texts = (container.id, container.name, container.image, *container.argv)
+        assert all(isinstance(text, str) for text in (*texts, *container.labels.values()))
 
 
-def _image(said: Answer) -> None:
-    image.parse_probe(said.out)
+def _image(answer: Answer) -> None:
+    image.parse_probe(answer.out)
 
 
-def _loads(said: Answer) -> Any:
+def _loads(answer: Answer) -> Any:
     try:
-        return untrusted.loads(said.out)
+        return untrusted.loads(answer.out)
     except ValueError:
         return None
 
 
 def _report() -> Any:
-    made = seeds.world()
-    words = ("--nodes", "gpu01=10.0.0.11,gpu02=10.0.0.12", "--backend", "nccl")
-    return made.network(made.machines[HEAD], words)
+    world = seeds.world()
+    argv = ("--nodes", "gpu01=10.0.0.11,gpu02=10.0.0.12", "--backend", "nccl")
+    return world.network(world.machines[HEAD], argv)
 
 
 READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     "nodes of Ray": (
         lambda: json.loads((seeds.FIXTURES / "ray" / "api_v0_nodes.json").read_text()),
-        lambda said: ray.parse_nodes(_loads(said)),
+        lambda answer: ray.parse_nodes(_loads(answer)),
     ),
-    "actors": (lambda: seeds.jobs()["actors"], lambda said: ray.parse_ranks(_loads(said), ())),
+    "actors": (lambda: seeds.jobs()["actors"], lambda answer: ray.parse_ranks(_loads(answer), ())),
     "gate": (
         lambda: json.loads((seeds.FIXTURES / "ray" / "head-nodes.json").read_text()),
-        lambda said: _CLUSTER({HEAD: [answer("[]"), said], "gpu02": [answer("[]")]}),
+        lambda response: _CLUSTER({HEAD: [answer("[]"), response], "gpu02": [answer("[]")]}),
     ),
     "batches": (lambda: {"jobs": [seeds.ENTRY]}, _list),
     "a batch": (lambda: seeds.ENTRY, job_store.parse_entry),
     "output": (
         lambda: seeds.OUTPUTS,
-        lambda said: job_store.parse_outputs(said.node, said.out),
+        lambda answer: job_store.parse_outputs(answer.node, answer.out),
     ),
     "a batch followed": (lambda: seeds.FOLLOW, job_store.parse_follow),
     "pairs": (lambda: seeds.PAIRS, _port_probes),
@@ -331,7 +324,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     ),
     "an image": (
         lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
-        lambda said: docker_output.parse_image(said.out),
+        lambda answer: docker_output.parse_image(answer.out),
     ),
     "an image's Python": (
         lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()),
@@ -360,9 +353,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
 @mutate.examples(12)
 @given(chance=mutate.chances)
 def test_json_answers(name: str, chance: Chance) -> None:
-    """Every field something else, gone, doubled; text that is no JSON, or none that anybody
-    means.
-    """
+    """Fields replaced, removed, doubled; text that is no JSON, or absurd JSON."""
     good, read = READERS[name]
     survived(lambda: read(answer(mutate.text(good(), chance))))
 
@@ -401,9 +392,9 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
 @given(chance=mutate.chances)
 def test_answers_in_lines(name: str, chance: Chance) -> None:
     """Tables and logs."""
-    good, read = LINES[name]
-    said = mutate.lines(good(), chance)
-    survived(lambda: read(said))
+    healthy, parse = LINES[name]
+    text = mutate.lines(healthy(), chance)
+    survived(lambda: parse(text))
 
 
 ENDLESS = {
@@ -435,7 +426,7 @@ BUSY: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("name", BUSY)
 @mutate.examples(2)
 @given(chance=mutate.chances)
-def test_endless_lines_are_read_in_time(name: str, chance: Chance) -> None:
-    """Eight megabytes, as much as the transport keeps, of what patterns take longest for."""
+def test_endless_lines_are_parsed_in_time(name: str, chance: Chance) -> None:
+    """Eight megabytes, the transport's limit, of the slowest input for the patterns."""
     text = ENDLESS[chance.choice(sorted(ENDLESS))]
     survived(lambda: BUSY[name](text))

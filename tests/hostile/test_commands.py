@@ -1,6 +1,4 @@
-"""Every command on hostile nodes: it ends with an exit code of ours, and what it prints is plain,
-or valid JSON.
-"""
+"""Every command on hostile nodes: one of our exit codes, and printable output or valid JSON."""
 
 from __future__ import annotations
 
@@ -48,6 +46,7 @@ COMMANDS = (
     "audit",
     "audit --json",
     "lock",
+    "lock break --yes",
     "secrets list",
     "doctor",
     "doctor --json",
@@ -57,7 +56,7 @@ COMMANDS = (
     "chat hello",
     "batch job.yaml",
     "batch job.yaml --json",
-    "jobs --remove rows --yes",
+    "jobs remove rows --yes",
     "init gpu01 gpu02 --output made.yaml",
     "status --verbose",
     "down --json --yes",
@@ -67,7 +66,7 @@ COMMANDS = (
 
 @pytest.fixture
 def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster that is up; waits cost no time."""
+    """A running cluster; waits cost no time."""
     ticks = itertools.count(step=5)
     for function in (watch.watch_start, watch_batch.watch_job, gather.gather):
         defaults = function.__kwdefaults__ or {}
@@ -110,14 +109,16 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     handler = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:
-        word = command.argv[3] if command.argv[:2] == ("sh", "-c") else ""
-        if word == "lock-look":
-            held = (
+        script = command.argv[3] if command.argv[:2] == ("sh", "-c") else ""
+        if script == "lock-look":
+            owner = (
                 '{"pid": 7, "since": "2026-11-20T10:00:00Z", "who": "ops", "host": "here",'
                 ' "command": "up"}'
             )
-            return Answer(node=command.node, code=0, out=f"held {held}")
-        if word == "probe":  # `init` does not know the cluster's name yet
+            return Answer(node=command.node, code=0, out=f"held {owner}")
+        if script == "lock-break":
+            return Answer(node=command.node, code=0, out="freed\n")
+        if script == "probe":  # `init` does not know the cluster's name yet
             command = replace(command, argv=(*command.argv[:4], "c", *command.argv[5:]))
         return handler(command)
 
@@ -126,24 +127,24 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def evil(command: Command, answer: Answer) -> Answer:
-    """Put what draws on a terminal into every text of an answer, and leave its form as it is."""
+    """Append terminal codes to every text of an answer, keeping its structure."""
     lines = answer.out.split("\n")
-    told = [
-        json.dumps(_evil(said)) if (said := _json(line)) is not None else _marked(line)
+    spoiled = [
+        json.dumps(_evil(data)) if (data := _json(line)) is not None else _marked(line)
         for line in lines
     ]
     return Answer(
-        node=answer.node, code=answer.code, out="\n".join(told), err=f"{answer.err}{EVIL}"
+        node=answer.node, code=answer.code, out="\n".join(spoiled), err=f"{answer.err}{EVIL}"
     )
 
 
 def failed(command: Command, answer: Answer) -> Answer:
-    """Fail with such words."""
+    """Fail with terminal codes in the output."""
     return Answer(node=answer.node, code=1, out=EVIL, err=f"{EVIL} permission denied {EVIL}")
 
 
 def late(command: Command, answer: Answer) -> Answer:
-    """Never come to an end."""
+    """Time out."""
     return Answer(
         node=answer.node,
         code=124,
@@ -160,23 +161,23 @@ def gone(command: Command, answer: Answer) -> Answer:
 
 def _json(line: str) -> Any:
     try:
-        said = json.loads(line)
+        data = json.loads(line)
     except ValueError:
         return None
-    return said if isinstance(said, (dict, list)) else None
+    return data if isinstance(data, (dict, list)) else None
 
 
-def _evil(said: Any) -> Any:
-    if isinstance(said, dict):
-        return {key: _evil(each) for key, each in said.items()}
-    if isinstance(said, list):
-        return [_evil(each) for each in said]
-    # Words that stand for something keep it: else nobody would read on.
+def _evil(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _evil(item) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_evil(item) for item in data]
+    # States, numbers and names stay: without them the launcher would not read the rest.
     return (
-        said + EVIL
-        if isinstance(said, str)
-        and not re.fullmatch(r"[A-Z]*|[\d.]*|running|/?vlaunch-.*|open", said)
-        else said
+        data + EVIL
+        if isinstance(data, str)
+        and not re.fullmatch(r"[A-Z]*|[\d.]*|running|/?vlaunch-.*|open", data)
+        else data
     )
 
 
@@ -185,7 +186,7 @@ def _marked(line: str) -> str:
 
 
 class Shown:
-    """A cluster that is not printed when a test fails: it is large."""
+    """A cluster without a repr: pytest would print all of it when a test fails."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -196,13 +197,13 @@ def shown(up: Cluster) -> Shown:
     return Shown(up)
 
 
-def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Answer]) -> None:
-    """Run one command line; whatever leaves `run` but an exit code fails the test."""
+def run_spoiled(cluster: Cluster, line: str, spoil: Callable[[Command, Answer], Answer]) -> None:
+    """Run one command line; an exception fails the test."""
     good = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:
-        said = good(command)
-        return None if said is None else spoil(command, said)
+        answer = good(command)
+        return None if answer is None else spoil(command, answer)
 
     cluster.world.answer = answer  # type: ignore[method-assign]
     cluster.server_log = [
@@ -215,42 +216,40 @@ def try_all(cluster: Cluster, words: str, spoil: Callable[[Command, Answer], Ans
         "gpu02": {"worker": b"\x9b2J\xff" * 50},
     }
     try:
-        ran = cluster.run(*words.split(" "))
+        ran = cluster.run(*line.split(" "))
     except BaseException as error:
-        raise AssertionError(f"`vlaunch {words}` raised {error!r}") from error
+        raise AssertionError(f"`vlaunch {line}` raised {error!r}") from error
     finally:
         cluster.world.answer = good  # type: ignore[method-assign]
-    assert ran.code in (0, 1, 2, 3, 124, 255), f"{words}: {ran.err}"
-    harmless(ran.err, words)
-    # into a pipe, the model's words are data; see tests/serving/test_chat_command.py for terminals
-    if not words.startswith("chat"):
-        harmless(ran.out, words)
-    said = ran.out + ran.err
-    assert said.count("EVIL") == said.count("[red]EVIL")  # else it was taken for markup
-    if "--json" in words:
-        for line in ran.out.splitlines():
-            json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert ran.code in (0, 1, 2, 3, 124, 255), f"{line}: {ran.err}"
+    harmless(ran.err, line)
+    # In a pipe, the model's answer is data; see tests/serving/test_chat_command.py for terminals
+    if not line.startswith("chat"):
+        harmless(ran.out, line)
+    output = ran.out + ran.err
+    assert output.count("EVIL") == output.count("[red]EVIL")  # else it was rendered as markup
+    if "--json" in line:
+        for event in ran.out.splitlines():
+            json.loads(event, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-@pytest.mark.parametrize("spoil", [evil, failed, late, gone], ids=lambda each: each.__name__)
-def test_words_that_draw(up: Cluster, spoil: Callable[[Command, Answer], Answer]) -> None:
-    """In host names, container names, errors, logs, tables: nothing of it reaches the terminal as
-    it was meant.
-    """
-    for words in COMMANDS:
-        try_all(up, words, spoil)
+@pytest.mark.parametrize("spoil", [evil, failed, late, gone], ids=lambda spoil: spoil.__name__)
+def test_terminal_codes(up: Cluster, spoil: Callable[[Command, Answer], Answer]) -> None:
+    """In host names, container names, errors, logs and tables: none acts on the terminal."""
+    for line in COMMANDS:
+        run_spoiled(up, line, spoil)
 
 
 @mutate.examples(25)
 @given(chance=mutate.chances)
-def test_answers_that_are_wrong_somewhere(shown: Shown, chance: random.Random) -> None:
-    """Near the truth, of any node, on any command."""
+def test_nearly_right_answers(shown: Shown, chance: random.Random) -> None:
+    """Nearly right answers, from any node, to any command."""
 
     def spoil(command: Command, answer: Answer) -> Answer:
         if chance.random() < 0.6:
             return answer
-        said = _json(answer.out)
-        out = mutate.text(said, chance) if said is not None else mutate.lines(answer.out, chance)
+        data = _json(answer.out)
+        out = mutate.text(data, chance) if data is not None else mutate.lines(answer.out, chance)
         return Answer(
             node=answer.node,
             code=chance.choice((answer.code, answer.code, 0, 1)),
@@ -258,11 +257,11 @@ def test_answers_that_are_wrong_somewhere(shown: Shown, chance: random.Random) -
             err=answer.err,
         )
 
-    try_all(shown.cluster, chance.choice(COMMANDS), spoil)
+    run_spoiled(shown.cluster, chance.choice(COMMANDS), spoil)
 
 
-def test_logs_of_more_lines_than_were_asked_for(up: Cluster) -> None:
-    """A node that is asked for the last ten does not fill the screen; nor does one line."""
+def test_logs_longer_than_requested(up: Cluster) -> None:
+    """A node that ignores `--tail 10` does not fill the screen; nor does one long line."""
     up.logs = {"gpu01": {"head": b"x\n" * 100_000}, "gpu02": {"worker": b"y" * 2_000_000}}
     up.server_log = ["chat z"] * 10_000
     lines = up.run("logs", "--tail", "10").out.splitlines()

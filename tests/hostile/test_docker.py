@@ -1,6 +1,4 @@
-"""A node whose Docker API is somebody's program: logs end in time, in bounded memory, with lines or
-an error of ours.
-"""
+"""A hostile Docker API: logs end in time, in bounded memory, with lines or one of our errors."""
 
 from __future__ import annotations
 
@@ -24,29 +22,27 @@ Respond = Callable[[str], Iterable[bytes]]
 
 
 def speaking(respond: Respond) -> Callable[[paramiko.Channel, str], None]:
-    """Play `docker system dial-stdio`; `respond` has what is answered to a path, beginning with
-    HTTP's first line.
-    """
+    """Play `docker system dial-stdio`; `respond` returns the HTTP response to a path."""
 
     def act(session: paramiko.Channel, line: str) -> None:
         session.sendall(marker(line))
         session.sendall_stderr(marker(line))
-        asked = b""
+        received = b""
         while data := session.recv(4096):
-            asked += data
-            while b"\r\n\r\n" in asked:
-                request, _, asked = asked.partition(b"\r\n\r\n")
+            received += data
+            while b"\r\n\r\n" in received:
+                request, _, received = received.partition(b"\r\n\r\n")
                 for piece in respond(request.split()[1].decode()):
                     session.sendall(piece)
 
     return act
 
 
-def http(body: object, status: str = "200 OK", more: str = "") -> Iterable[bytes]:
+def http(body: object, status: str = "200 OK", headers: str = "") -> Iterable[bytes]:
     data = json.dumps(body).encode()
     yield (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length:"
-        f" {len(data)}\r\n{more}\r\n".encode()
+        f" {len(data)}\r\n{headers}\r\n".encode()
         + data
     )
 
@@ -57,34 +53,34 @@ def good(path: str) -> Iterable[bytes]:
     )
 
 
-def ask(one: Adversary, what: Callable[[Any], Any]) -> Any:
+def call(server: Adversary, query: Callable[[Any], Any]) -> Any:
     began = time.monotonic()
-    with Fleet(inventory_of(one)) as nodes, docker_api.errors("gpu01"):
+    with Fleet(inventory_of(server)) as nodes, docker_api.errors("gpu01"):
         try:
-            return what(nodes.docker("gpu01"))
+            return query(nodes.docker("gpu01"))
         finally:
             assert time.monotonic() - began < 8
 
 
-def test_a_login_shell_that_never_stops_talking(
+def test_a_login_shell_that_never_stops_printing(
     adversary: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is given up, and what it says is not kept."""
+    """The command is abandoned, and its output discarded."""
     monkeypatch.setattr(docker_api, "DIAL_TIMEOUT", 0.3)
     monkeypatch.setattr(channel, "GRACE", 0.3)
 
     def act(session: paramiko.Channel, _: str) -> None:
-        while one.send(session, b"noise\n" * 1000):
+        while server.send(session, b"noise\n" * 1000):
             pass
 
-    one = adversary(act)
+    server = adversary(act)
     with pytest.raises(NodeError):
-        ask(one, lambda client: client.api_version)
-    assert one.sent < 64 * 2**20
+        call(server, lambda client: client.api_version)
+    assert server.sent < 64 * 2**20
 
 
 def test_an_answer_without_end(adversary: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of containers of a gigabyte is none."""
+    """A container list of a gigabyte is an error."""
     monkeypatch.setattr(docker_api, "_LIMIT", 2**20)
 
     def respond(path: str) -> Iterable[bytes]:
@@ -99,11 +95,11 @@ def test_an_answer_without_end(adversary: Start, monkeypatch: pytest.MonkeyPatch
         ]
 
     with pytest.raises(NodeError, match="API did not answer"):
-        ask(adversary(speaking(respond)), lambda client: client.containers())
+        call(adversary(speaking(respond)), lambda client: client.containers())
 
 
 def test_a_frame_of_four_gigabytes(adversary: Start) -> None:
-    """Its header says so; its bytes are handed over as they come, and their lines cut."""
+    """Its bytes are passed on as they arrive, and long lines cut."""
     header = b"\x01\0\0\0\xff\xff\xff\xff"
 
     def respond(path: str) -> Iterable[bytes]:
@@ -123,7 +119,7 @@ def test_a_frame_of_four_gigabytes(adversary: Start) -> None:
                 return
 
     tracemalloc.start()
-    ask(adversary(speaking(respond)), read)
+    call(adversary(speaking(respond)), read)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [line[:5] for line in lines] == ["first", "xxxxx", "last"]
@@ -131,8 +127,8 @@ def test_a_frame_of_four_gigabytes(adversary: Start) -> None:
 
 
 def test_a_redirection_leads_nowhere_else(adversary: Start) -> None:
-    """The control machine asks no address that a node names."""
-    with Adversary.listening() as (port, asked):
+    """The control machine connects to no address from a node."""
+    with Adversary.listening() as (port, connections):
 
         def respond(path: str) -> Iterable[bytes]:
             if path == "/version":
@@ -140,21 +136,21 @@ def test_a_redirection_leads_nowhere_else(adversary: Start) -> None:
             return http({}, "302 Found", f"Location: http://127.0.0.1:{port}/secret\r\n")
 
         with pytest.raises(NodeError):
-            ask(adversary(speaking(respond)), lambda client: client.inspect_container("c"))
-    assert asked == []
+            call(adversary(speaking(respond)), lambda client: client.inspect_container("c"))
+    assert connections == []
 
 
 @pytest.mark.parametrize(
     "body", [None, 1, [], {}, {"Config": None}, {"Config": {"Tty": {}}}, [[[]]], "x", [None]]
 )
 def test_answers_of_another_form(adversary: Start, body: object) -> None:
-    """What the SDK takes for granted is not: the error is ours."""
+    """Fields that the SDK relies on are missing: the error is ours."""
 
     def respond(path: str) -> Iterable[bytes]:
         return good(path) if path == "/version" else http(body)
 
     try:
-        ask(
+        call(
             adversary(speaking(respond)),
             lambda client: list(client.logs("c", stream=True, follow=False)),
         )

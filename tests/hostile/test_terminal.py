@@ -1,6 +1,4 @@
-"""Texts of nodes on their way to a terminal, whatever they hold: plain, on one line, and not
-without end.
-"""
+"""Nodes' texts on a terminal: printable, on one line, and of limited length."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from tests.hostile import mutate
 from tests.hostile.mutate import EVIL
 from tests.hostile.test_answers import harmless
 
-# Everything, also halves of pairs, and often what is not to pass.
+# All characters, lone surrogates included; control characters often.
 TEXTS = st.text(
     st.one_of(
         st.characters(),
@@ -40,21 +38,21 @@ NUMBERS = st.one_of(st.floats(), st.integers(), st.none(), TEXTS)
 @mutate.examples(100)
 @given(TEXTS)
 def test_plain_text(text: str) -> None:
-    """Can be encoded, and nothing in it is an order to a terminal."""
-    said = untrusted.sanitize(text)
-    said.encode()
-    assert not {letter for letter in said if untrusted._UNPRINTABLE.match(letter)}
+    """It can be encoded, and has no terminal codes."""
+    clean = untrusted.sanitize(text)
+    clean.encode()
+    assert not {letter for letter in clean if untrusted._UNPRINTABLE.match(letter)}
     assert "\n" not in untrusted.single_line(text)
 
 
-def test_plain_text_keeps_what_people_wrote() -> None:
-    """Other scripts, and signs that are joined."""
+def test_plain_text_keeps_other_scripts() -> None:
+    """Other scripts, and joined emoji."""
     for text in ("größer 日本語 مرحبا 👩‍💻 a\tb", "نمی‌خواهم"):
         assert untrusted.sanitize(text) == text
 
 
 def test_brief_text_is_brief() -> None:
-    """However long it was."""
+    """For any input."""
     assert len(untrusted.single_line("x" * 8_000_000)) < 3000
     assert untrusted.single_line("one\ntwo\x1b[2J") == "one two"
 
@@ -68,7 +66,7 @@ def test_brief_text_is_brief() -> None:
 def test_events_as_json(
     capsys: pytest.CaptureFixture[str], text: str, node: str, data: dict[str, Any]
 ) -> None:
-    """One event is one line, in ASCII, and JSON to the letter."""
+    """One event is one line of strict JSON, in ASCII."""
     capsys.readouterr()
     JsonLines().show(
         Event(kind="step", text=text, node=node, state="ok", seconds=float("nan"), data=data)
@@ -77,7 +75,7 @@ def test_events_as_json(
     (line,) = out.splitlines()
     assert out.isascii()
     assert "\x7f" not in out
-    json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 @mutate.examples(50)
@@ -85,23 +83,23 @@ def test_events_as_json(
 def test_events_in_a_pipe(capsys: pytest.CaptureFixture[str], text: str, node: str) -> None:
     """One event is one line."""
     capsys.readouterr()
-    with PlainLines() as to:
-        to.show(Event(kind="note", text=f"a{text}", node=node))
+    with PlainLines() as lines:
+        lines.show(Event(kind="note", text=f"a{text}", node=node))
     assert len(capsys.readouterr().err.split("\n")) == 2
     assert format_plain(Event(kind="stage", text="x", state="running")) == "== x"
 
 
 def test_events_on_a_terminal() -> None:
-    """Rich's own codes are there, those of the node are not, and its markup is text."""
-    to = io.StringIO()
+    """Rich's codes are printed, the node's are not, and its markup is text."""
+    stream = io.StringIO()
     shown = LiveLines()
-    shown._console = Console(file=to, force_terminal=True, width=4000, highlight=False)
+    shown._console = Console(file=stream, force_terminal=True, width=4000, highlight=False)
     shown._live = shown._display()
     with shown:
         shown.show(Event(kind="step", node=f"n{EVIL}", text="doing", state="running"))
         shown.show(Event(kind="wait", text=f"waits {EVIL}", state="running"))
         shown.show(Event(kind="note", node=f"m{EVIL}", text=f"says {EVIL}"))
-    drawn = to.getvalue()
+    drawn = stream.getvalue()
     assert "[red]EVIL[/red]" in drawn
     for code in (
         "\x1b]",
@@ -118,7 +116,7 @@ def test_events_on_a_terminal() -> None:
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    """No line of an error is a node's idea of a hint, and none goes on for megabytes."""
+    """No line of a node's error becomes a hint, and long lines are cut."""
     terminal.show_error(
         NodeError(f"n{EVIL}", f"failed {EVIL}", evidence=[EVIL, "x" * 8_000_000], hint="do this")
     )
@@ -129,7 +127,7 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its traceback holds what a node said, and is printed like anything else; in threads, too."""
+    """Its traceback quotes a node, and is sanitized too."""
     try:
         raise ValueError(EVIL)
     except ValueError as error:
@@ -166,16 +164,16 @@ def test_hooks_for_defects(monkeypatch: pytest.MonkeyPatch) -> None:
         '{"a": 1} x',
     ],
 )
-def test_json_that_nobody_means(text: str) -> None:
-    """One kind of error, at once."""
+def test_absurd_json(text: str) -> None:
+    """ValueError, in time."""
     began = time.thread_time()
     with pytest.raises(ValueError):
         untrusted.loads(text)
     assert time.thread_time() - began < 1
 
 
-def test_json_that_is_meant() -> None:
-    """Everything else is read as it is; only half a character becomes a question mark."""
+def test_ordinary_json() -> None:
+    """Parsed unchanged, except that a lone surrogate becomes a question mark."""
     assert untrusted.loads('{"a": [1, 2.5, null, true, "\\ud83d\\ude00"]}') == {
         "a": [1, 2.5, None, True, "😀"]
     }
@@ -184,7 +182,7 @@ def test_json_that_is_meant() -> None:
 
 
 def test_lines_are_cut() -> None:
-    """At their ends, and only those that are long."""
+    """At their ends, and only long ones."""
     assert untrusted.truncate("a\nb") == "a\nb"
     assert untrusted.truncate(f"{'x' * 9000}\nb") == f"{'x' * untrusted.MAX_LINE_LENGTH}\nb"
 
@@ -199,7 +197,7 @@ def test_lines_are_cut() -> None:
     )
 )
 def test_json_lines(value: Any) -> None:
-    """Whatever is in them."""
+    """ASCII and strict JSON for any value."""
     text = dump_json(value)
     assert text.isascii()
     json.loads(text, parse_constant=pytest.fail)

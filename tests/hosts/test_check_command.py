@@ -1,4 +1,4 @@
-"""`vlaunch check` on simulated nodes: its queries, no changes, and its output."""
+"""`vlaunch check` on simulated nodes: queries, no changes, and output."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ MODEL = "org/m"
 
 
 def results(ran: Ran) -> dict[str, dict[str, Any]]:
-    """Return each check's result by id."""
+    """Return the checks' results by ID."""
     return {check["id"]: check for check in json.loads(ran.out)["checks"]}
 
 
 def finding_texts(check: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return status and text of each finding of a check, by its nodes."""
+    """Return status and text of a check's findings, by nodes."""
     return {finding["node"]: (finding["status"], finding["text"]) for finding in check["findings"]}
 
 
-def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
-    """Exit code 0 without a failure; what could not be looked at is SKIP with its reason, and nodes
-    stay as they are.
-    """
+def test_healthy_nodes_pass_unchanged(cluster: Cluster) -> None:
+    """Exit code 0 without a failure; unknown values are SKIP with a reason."""
     ran = cluster.run("check")
 
     assert (ran.code, cluster.world.changes) == (0, [])
@@ -38,8 +36,8 @@ def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
     assert "network: fabric is ethernet, which promises no RDMA" in ran.out
 
 
-def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> None:
-    """In its own containers, without a temporary one or any change."""
+def test_a_running_cluster_is_checked_in_its_containers(cluster: Cluster) -> None:
+    """Without a temporary one or any change."""
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     cluster.commands.clear()
@@ -54,7 +52,7 @@ def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> 
 def test_a_warning_counts_only_when_strict(
     cluster: Cluster, flags: tuple[str, ...], code: int
 ) -> None:
-    """Nothing keeps a node's clock."""
+    """For an unsynchronized clock."""
     cluster.world.machines["gpu02"].survey["synced"] = "NTPSynchronized=no"
     ran = cluster.run("check", *flags)
 
@@ -64,7 +62,7 @@ def test_a_warning_counts_only_when_strict(
 
 @pytest.mark.parametrize("flags", [(), ("--strict",)])
 def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[str, ...]) -> None:
-    """The node is named, and the sum names the check."""
+    """The node is named, and the summary names the check."""
     cluster.world.machines["gpu02"].gpus = 7
     ran = cluster.run("check", *flags)
 
@@ -85,8 +83,8 @@ def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[st
         (["--expect", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_a_wrong_request_touches_no_node(cluster: Cluster, args: list[str], text: str) -> None:
-    """Exit code 2, with the near miss; a request that checks nothing is none that passes."""
+def test_an_invalid_request_contacts_no_node(cluster: Cluster, args: list[str], text: str) -> None:
+    """Exit code 2, with the near miss; an empty selection must not pass."""
     ran = cluster.run("check", *args)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
@@ -103,8 +101,8 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, args: list[str], text
         (["--group", "reach", "--only", "disk"], ["ssh", "sudo", "disk"]),
     ],
 )
-def test_checks_can_be_chosen(cluster: Cluster, args: list[str], ids: list[str]) -> None:
-    """By commas and by repeating, always in the catalogue's order."""
+def test_checks_can_be_selected(cluster: Cluster, args: list[str], ids: list[str]) -> None:
+    """Comma-separated and repeated, always in the catalogue's order."""
     assert list(results(cluster.run("check", "--json", *args))) == ids
 
 
@@ -115,7 +113,7 @@ def test_only_required_commands_run(cluster: Cluster) -> None:
 
 
 def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
-    """Every check with what it proves; as JSON, one list."""
+    """All checks with their titles; as JSON, one list."""
     cluster.path.unlink()
     ran, as_json = (
         cluster.run("check", "--list"),
@@ -129,7 +127,7 @@ def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
 
 
 def test_json_is_a_single_document(cluster: Cluster) -> None:
-    """Each check with its findings, why it matters and where it is described; the counts add up."""
+    """Checks with findings, reasons and documentation; the counts add up."""
     ran = cluster.run("check", "--json")
     data = json.loads(ran.out)
 
@@ -175,8 +173,8 @@ def test_no_reachable_node_is_not_an_error(cluster: Cluster) -> None:
     assert "PASS" not in ran.out
 
 
-def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> None:
-    """A login that works and answers nonsense is a failed login."""
+def test_a_node_with_an_unreadable_answer_is_unreachable(cluster: Cluster) -> None:
+    """The login check fails."""
     answer = cluster.world.answer
 
     def garbled(command: Any) -> Any:
@@ -195,17 +193,17 @@ def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> N
 
 
 def skip_inside(cluster: Cluster) -> None:
-    """Let a container answer with something else."""
+    """Let a container answer differently."""
     cluster.world.machines["gpu02"].inside = "Segmentation fault"
 
 
 def skip_image(cluster: Cluster) -> None:
-    """Take the image away."""
+    """Remove the image."""
     cluster.world.machines["gpu02"].images.clear()
 
 
-def skip_knock(cluster: Cluster) -> None:
-    """Let the pair probe fail."""
+def skip_port_probe(cluster: Cluster) -> None:
+    """Let the port probe fail."""
     cluster.world.port_probes["gpu02", "gpu01"] = "python3: error while loading shared libraries"
 
 
@@ -221,14 +219,14 @@ def skip_files(cluster: Cluster) -> None:
         (skip_inside, "ray-version", "Segmentation fault"),
         (skip_image, "ray-version", "not on this node yet: run `vlaunch up`"),
         (skip_image, "image", "is not on this node yet"),
-        (skip_knock, "ports-reachable", "python3: error while loading shared libraries"),
+        (skip_port_probe, "ports-reachable", "python3: error while loading shared libraries"),
         (skip_files, "model", "could not be checked for the model"),
     ],
 )
-def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
+def test_missing_evidence_is_skipped_with_the_reason(
     cluster: Cluster, spoil: Any, id_: str, reason: str
 ) -> None:
-    """Never green, never an error of the program, and the other node is judged."""
+    """Never a pass, never an error of the program, and the other node is checked."""
     spoil(cluster)
     ran = cluster.run("check", "--json", "--no-hub", "--model", MODEL)
     texts = finding_texts(results(ran)[id_])
@@ -239,7 +237,7 @@ def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
 
 
 def test_a_closed_port_between_two_nodes_is_named(cluster: Cluster) -> None:
-    """One direction is firewalled."""
+    """One direction is blocked."""
     cluster.world.port_probes["gpu02", "gpu01"] = {
         "ports": {"6379": "timed out", "43210": "open"},
         "errors": {"6379": "Connection timed out"},
@@ -251,7 +249,7 @@ def test_a_closed_port_between_two_nodes_is_named(cluster: Cluster) -> None:
 
 
 def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
-    """And the inventory's own is the default."""
+    """The inventory's own by default."""
     cluster.write(f"serve: {{model: {MODEL}}}\n{INVENTORY}")
     cluster.world.machines["gpu01"].model = {"config.json": 7, "model.safetensors": 10**9}
     cluster.world.machines["gpu02"].model = {"config.json": 7, "model.safetensors": 10**6}
@@ -261,10 +259,10 @@ def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
     assert "model.safetensors has 1000000 bytes" in ran.out
 
 
-def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
+def test_a_missing_token_does_not_hide_other_findings(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A preflight on a machine without the secret reports it in its check."""
+    """A machine without the secret reports it in its check."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
     checks = results(ran)
@@ -293,8 +291,8 @@ def test_hugging_face_is_not_queried_needlessly(
     assert SECRET not in ran.out
 
 
-def test_users_figures_are_read_before_they_are_used(cluster: Cluster, tmp_path: Path) -> None:
-    """A mistake in the file is a wrong request."""
+def test_expectations_are_validated_first(cluster: Cluster, tmp_path: Path) -> None:
+    """A mistake in the file is an invalid request."""
     path = tmp_path / "mine.yaml"
     path.write_text("gpus: 7\n")
     ran = cluster.run("check", "--expect", str(path))
@@ -304,7 +302,7 @@ def test_users_figures_are_read_before_they_are_used(cluster: Cluster, tmp_path:
 
 
 def test_a_pipe_gets_neither_colour_nor_folded_rows(cluster: Cluster) -> None:
-    """Lines for `grep` have no terminal codes, whatever the environment's width."""
+    """For `grep`, with any width in the environment."""
     ran = cluster.run("check")
 
     assert "\x1b" not in ran.out + ran.err
@@ -312,10 +310,10 @@ def test_a_pipe_gets_neither_colour_nor_folded_rows(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_expectations_that_cannot_be_read_stop_before_a_node_is_reached(
+def test_unreadable_expectations_stop_before_any_contact(
     cluster: Cluster, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file that is named, and the user's own in the place where it always is."""
+    """For a named file, and for the user's default one."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(cluster.path.parent))
     own = cluster.path.parent / ("mine.yaml" if named else "vlaunch/expectations.yaml")
     own.parent.mkdir(exist_ok=True)
@@ -324,4 +322,4 @@ def test_expectations_that_cannot_be_read_stop_before_a_node_is_reached(
 
     assert ran.code == 2
     assert own.name in ran.err
-    assert cluster.asked == []  # no fleet, so no connection
+    assert cluster.fleet_options == []  # no fleet, so no connection

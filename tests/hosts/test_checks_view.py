@@ -1,4 +1,4 @@
-"""Results of the catalogue in a narrow terminal, a wide one and a pipe, as a list and as JSON."""
+"""Check results in a narrow terminal, a wide one and a pipe, as a list and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 
 def spoiled() -> list[CheckOutcome]:
-    """Judge three nodes with a failure, a warning, a skip, and a folded pass."""
+    """Return results for three nodes with a failure, a warning, a skip, and a folded pass."""
     case = Case(
         id="time-sync",
         red={},
@@ -53,7 +53,7 @@ def drawn(
     colour: bool = False,
     env: dict[str, str] | None = None,
 ) -> str:
-    """Render results as a console of this width prints them."""
+    """Return results as printed on a console of some width."""
     file = io.StringIO()
     to = Console(file=file, width=width, force_terminal=colour, highlight=False, _environ=env or {})
     terminal.show(checks_view.render_results(results), to)
@@ -62,9 +62,7 @@ def drawn(
 
 @pytest.mark.parametrize("width", [80, 200, 1000], ids=["80", "200", "piped"])
 def test_results(width: int) -> None:
-    """Groups in order, one row a finding, equal ones folded, below what is wrong its fix and why it
-    matters.
-    """
+    """Groups in order, a row per finding, equal ones folded; failures with fix and reason."""
     text = drawn(spoiled(), width)
 
     assert all(len(line) <= width for line in text.splitlines())
@@ -72,7 +70,7 @@ def test_results(width: int) -> None:
 
 
 def test_statuses_are_clear_without_colour() -> None:
-    """Each status has a label; with NO_COLOR nothing is lost."""
+    """They have labels; with NO_COLOR no information is lost."""
     dull = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color", "NO_COLOR": "1"})
     bright = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color"})
 
@@ -83,8 +81,8 @@ def test_statuses_are_clear_without_colour() -> None:
         assert text in dull
 
 
-def test_the_sum_is_of_checks() -> None:
-    """And adds up; the red ones are named once more at the end."""
+def test_the_summary_counts_checks() -> None:
+    """It adds up, and repeats the failed ones at the end."""
     results = spoiled()
     *_, counts, red = drawn(results, 1000).splitlines()
     numbers = [int(part.split()[0]) for part in counts.partition(": ")[2].split(", ")]
@@ -98,8 +96,8 @@ def test_the_sum_is_of_checks() -> None:
     assert all(text in counts for text in ("passed", "failed", "skipped"))
 
 
-def test_a_skip_is_never_green() -> None:
-    """It has its own label, its reason, and does not count as passed."""
+def test_a_skip_is_no_pass() -> None:
+    """It has its own label and its reason."""
     check = CATALOGUE[0]
     results = [
         CheckOutcome(
@@ -114,8 +112,8 @@ def test_a_skip_is_never_green() -> None:
     assert text.splitlines()[-1] == "1 check: 1 skipped"
 
 
-def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
-    """Neither codes nor rich's markup in names, texts, evidence and fixes."""
+def test_results_are_sanitized() -> None:
+    """Neither terminal codes nor rich markup in names, texts, evidence and fixes."""
     finding = Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE)
     text = drawn([CheckOutcome(check=CATALOGUE[0], findings=(finding,), status="fail")], 100)
 
@@ -124,7 +122,7 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
 
 
 def test_much_evidence_is_cut() -> None:
-    """The whole is in the JSON."""
+    """JSON has all of it."""
     lines = "\n".join(f"line {number}" for number in range(100))
     finding = Finding(node="a", status="fail", text="bad", evidence=lines)
     results = [CheckOutcome(check=CATALOGUE[0], findings=(finding,), status="fail")]
@@ -133,8 +131,8 @@ def test_much_evidence_is_cut() -> None:
     assert json.dumps(checks_view.results_json(results)).count("line ") == 100
 
 
-def test_json_has_what_the_rows_have() -> None:
-    """Folded alike; `passed` is false as soon as one check failed."""
+def test_json_has_the_rows_content() -> None:
+    """Equally folded; `passed` is false after any failure."""
     results = spoiled()
     data = json.loads(json.dumps(checks_view.results_json(results)))
     healthy = [
@@ -156,7 +154,7 @@ def test_json_has_what_the_rows_have() -> None:
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    """A row a check, with the sentence that is true when it is green."""
+    """A row per check, with its title."""
     checks_view.show_list(CATALOGUE[:2], as_json=False)
     rows = capsys.readouterr().out.splitlines()
 

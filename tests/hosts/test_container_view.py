@@ -29,14 +29,14 @@ VIEW = {
 
 
 def read(**changed: object) -> ContainerView:
-    """Return what an answer says."""
+    """Parse an answer."""
     return container_view.parse_view(
         Answer(node="a", code=0, out="warning: x\n" + json.dumps({**VIEW, **changed}) + "\n")
     )
 
 
-def test_an_answer_is_read() -> None:
-    """Lines that the image prints first are passed over."""
+def test_an_answer_is_parsed() -> None:
+    """Lines printed by the image before it are ignored."""
     view = read()
 
     assert (view.ipc_lock, view.error) == (True, "")
@@ -56,7 +56,7 @@ def test_a_failing_container_has_a_reason() -> None:
     "out", ["", "null", "[]", "{}", "Traceback", json.dumps({**VIEW, "ipc_lock": "x"})]
 )
 def test_another_answer_is_unreadable(out: str) -> None:
-    """With what it was as evidence."""
+    """With its text as evidence."""
     with pytest.raises(UnreadableAnswer):
         container_view.parse_view(Answer(node="a", code=0, out=out))
 
@@ -67,8 +67,8 @@ def test_another_answer_is_unreadable(out: str) -> None:
         st.none() | st.integers() | st.text(max_size=5) | st.lists(st.none()),
     )
 )
-def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[str, object]) -> None:
-    """The image may be anybody's."""
+def test_any_answer_is_parsed_or_rejected(changed: dict[str, object]) -> None:
+    """The image may be hostile."""
     try:
         view = read(**changed)
     except UnreadableAnswer:
@@ -78,7 +78,7 @@ def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[st
 
 
 def test_the_program_runs_on_this_machine() -> None:
-    """With this machine's own Python, as root in a container's rights."""
+    """With the local Python, with a container's rights of root."""
     argv = (sys.executable, *container_view.view_argv()[1:])
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     view = container_view.parse_view(Answer(node="a", code=0, out=done.stdout))

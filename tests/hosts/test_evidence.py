@@ -1,4 +1,4 @@
-"""Evidence of `check`: only for the selected checks, from reachable nodes, gaps with reasons."""
+"""Evidence for `check`: only for selected checks, from reachable nodes, with reasons for gaps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _no_file_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def world(extra: str = "") -> World:
-    """Three nodes that have the image."""
+    """Three nodes with the image."""
     return World(loads(f"cluster: c\nimage: x:1\n{extra}\nnodes:\n{NODES}", Path("inventory.yaml")))
 
 
@@ -51,7 +51,7 @@ def gather(
     model: str = "",
     offline: bool = True,
 ) -> tuple[Evidence, list[Command]]:
-    """Gather the evidence for these checks; return it with the commands."""
+    """Return the evidence for these checks, and the commands."""
     transport = FakeTransport(of.answer)
     lost = {name: ConnectError(name, "no answer") for name in missing}
     session: Any = Session(
@@ -86,8 +86,8 @@ def gather(
     ],
 )
 def test_only_required_commands_run(ids: list[str], times: int) -> None:
-    """The survey always, in one round trip a node; containers, port probes and files when a
-    check of their group was chosen.
+    """The survey always, in one round trip per node; containers, port probes and files if a check
+    of their group is selected.
     """
     _, commands = gather(world(), ids, model="org/m")
 
@@ -96,7 +96,7 @@ def test_only_required_commands_run(ids: list[str], times: int) -> None:
 
 
 def test_healthy_nodes_have_complete_evidence() -> None:
-    """Of each node and each direction, on one unused high port."""
+    """For all nodes and directions, on one unused high port."""
     of = world()
     of.machines["gpu02"].model = {"config.json": 7}
     gathered, commands = gather(of, model="org/m")
@@ -111,14 +111,14 @@ def test_healthy_nodes_have_complete_evidence() -> None:
 
 
 def test_two_runs_use_another_port_and_nonce() -> None:
-    """Listeners of an earlier run are not mistaken for this one's."""
+    """Listeners of an earlier run do not count."""
     first, second = (gather(world(), ["high-port"])[1][-1].argv[-1] for _ in range(2))
 
     assert json.loads(first)["nonce"] != json.loads(second)["nonce"]
 
 
 def test_a_missing_node_gets_no_commands() -> None:
-    """The others probe each other."""
+    """The others probe one another."""
     gathered, commands = gather(world(), missing=["gpu02"], model="org/m")
 
     assert "gpu02" not in {command.node for command in commands}
@@ -130,7 +130,7 @@ def test_a_missing_node_gets_no_commands() -> None:
 
 
 def test_a_single_node_probes_no_peers() -> None:
-    """There is no probe, and that is not the same as none that got through."""
+    """No probe differs from a failed probe."""
     gathered, _ = gather(world(), missing=["gpu01", "gpu02"])
 
     assert gathered.port_probes is None
@@ -188,7 +188,7 @@ def test_the_level_equals_that_of_check_nccl(extra: str, rdma: str, level: str) 
 
 
 def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes from the inventory; other secrets are not even resolved."""
+    """From the inventory; other secrets are not even resolved."""
     request: list[tuple[str, Secret | None]] = []
 
     def ask(model: str, token: Secret | None) -> HubAccess:
@@ -222,7 +222,7 @@ class HubServer:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """The hub of HF_ENDPOINT, with no proxy before it."""
+    """A fake hub at HF_ENDPOINT, without a proxy."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -234,12 +234,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def other() -> Iterator[HubServer]:
-    """Another host that the first may send on to."""
+    """Another host, as a target of redirects."""
     yield from serve()
 
 
 def serve() -> Iterator[HubServer]:
-    """Run a hub on a port of its own until the test is over."""
+    """Run a hub for one test."""
     state = HubServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -311,7 +311,7 @@ def test_every_response_has_a_status(
 
 
 def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
-    """To the model's page in the API; without a token there is no such header."""
+    """To the model's API page; without a token the header is missing."""
     evidence.query_hub("org/m", TOKEN)
     evidence.query_hub("org/a b?c", None)
 
@@ -321,16 +321,16 @@ def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
     ]
 
 
-def test_a_model_that_was_renamed_is_followed(served: HubServer) -> None:
-    """On the same host, with the token: the hub sends on from the old name."""
+def test_a_renamed_model_is_followed(served: HubServer) -> None:
+    """On the same host, with the token: the hub redirects the old name."""
     served.code, served.headers = 307, {"Location": "/api/models/new/m"}
     evidence.query_hub("org/m", TOKEN)
 
     assert served.requests[1] == ("/api/models/new/m", f"Bearer {TOKEN.reveal()}")
 
 
-def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) -> None:
-    """Whoever answers may send us on; the token is not theirs to give away."""
+def test_another_host_never_gets_the_token(served: HubServer, other: HubServer) -> None:
+    """In a redirect from any server."""
     served.code, served.headers = (
         302,
         {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"},
@@ -341,10 +341,10 @@ def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) 
     assert access.status == "ok"
 
 
-def test_another_login_on_this_machine_has_no_say(
+def test_netrc_is_ignored(
     served: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster's token is what is tried, and not one that `~/.netrc` has for the host."""
+    """The cluster's token is tested, not one from `~/.netrc`."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password other\n", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     evidence.query_hub("org/m", TOKEN)
@@ -376,7 +376,7 @@ def test_a_silent_hub_times_out(served: HubServer, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_redirect_loop_is_offline(served: HubServer) -> None:
-    """Sent on for ever."""
+    """It never ends."""
     served.code, served.headers = 302, {"Location": "/again"}
 
     assert evidence.query_hub("org/m", TOKEN).status == "offline"
@@ -385,8 +385,8 @@ def test_a_redirect_loop_is_offline(served: HubServer) -> None:
 @pytest.mark.parametrize(
     "where", ["huggingface.co", "http://", "http://[", "ftp://x", "http://a b"]
 )
-def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable is named, and what it holds."""
+def test_an_invalid_endpoint(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is named, with its value."""
     monkeypatch.setenv("HF_ENDPOINT", where)
     access = evidence.query_hub("org/m", TOKEN)
 
@@ -395,8 +395,8 @@ def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("token", ["hf_ünïcode", "hf_日本", "hf_with\nbreak"])
-def test_a_token_that_no_header_can_carry(served: HubServer, token: str) -> None:
-    """It is not accepted, and not shown."""
+def test_an_invalid_token(served: HubServer, token: str) -> None:
+    """It is rejected, and not shown."""
     access = evidence.query_hub("org/m", Secret(token))
 
     assert (access.status, token in access.text) == ("unauthorized", False)

@@ -1,7 +1,6 @@
-"""Complete output of `check`, `up` and `serve` for GPU faults, as golden files.
-
-Answers have the form of `nvidia-smi` (tests/fixtures/host/README.md); the lab hosts' simulation has
-the same (tests/lab/test_nvidia_smi.py).
+"""Complete output of `check`, `up` and `serve` for GPU faults, as golden files. Answers have the
+format of `nvidia-smi` (tests/fixtures/host/README.md), as in the lab's simulation
+(tests/lab/test_nvidia_smi.py).
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ def listed(*, lost: int = -1, usage: dict[int, int] | None = None) -> str:
 
 
 def states(*, display: int = -1) -> str:
-    """Return their health, display and MIG states."""
+    """Return the GPUs' health, display and MIG states."""
     shown = ("Disabled", "Enabled")
     return "".join(f"{at}, 0, {shown[at == display]}, Disabled\n" for at in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """A fault of gpu02: parts of its answer. `before`: also before its first `up`."""
+    """A fault of gpu02, as parts of its answer. `before`: the fault precedes its first `up`."""
 
     probed: dict[str, tuple[str, int]] = field(default_factory=dict)
     survey: dict[str, str | None] = field(default_factory=dict)
@@ -68,14 +67,14 @@ CASES = {
 
 
 def transcript(ran: Ran, *args: str) -> str:
-    """A command with all that it prints, and its exit code; how long it took is left out."""
+    """Return a command with its output and exit code, without durations."""
     text = re.sub(r" \(\d+\.\d+s\)", "", ran.err + ran.out)
     return f"$ vlaunch {' '.join(args)}\n{text}exit code {ran.code}\n"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_output_for_gpu_faults(name: str, cluster: Cluster) -> None:
-    """By the check, by `up` of a cluster that is up, or of one that cannot be, and by `serve`."""
+    """For `check`, `up` of a running cluster or of a broken one, and `serve`."""
     trouble, machine = CASES[name], cluster.world.machines["gpu02"]
     if not trouble.before:
         assert cluster.run("up").code == 0

@@ -1,4 +1,4 @@
-"""`vlaunch init` as people run it, on hosts that answer from memory."""
+"""`vlaunch init`, as run by users, on hosts in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DENIED = "permission denied while trying to connect to the Docker daemon socket"
 
 @dataclass
 class Host:
-    """A simulated host: its address, its GPUs, and whether Docker needs sudo."""
+    """A simulated host: address, GPUs, and whether Docker needs sudo."""
 
     ip: str
     gpus: int = 8
@@ -71,7 +71,7 @@ class Host:
 
 @dataclass
 class Hosts:
-    """The hosts there are, and the command line before them."""
+    """Simulated hosts, and the command line on them."""
 
     capsys: pytest.CaptureFixture[str]
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Hosts:
         return Ran(code, *self.capsys.readouterr())
 
     def answer(self, command: Command) -> Answer | None:
-        """Answer the one question; anything else, and so any change, fails the test."""
+        """Answer the only query; any other command, and so any change, fails the test."""
         host, text = self.hosts[command.node], command.argv[3]
         if text == "probe":
             docker = ("sudo", "-n", "docker") if "sudo" in command.argv else ("docker",)
@@ -99,13 +99,13 @@ class Hosts:
 def hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Hosts:
-    """Two hosts; nothing stands where the inventory will."""
+    """Two hosts, without an inventory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     simulated = Hosts(capsys, {"gpu01": Host("10.0.0.11"), "gpu02": Host("10.0.0.12")})
 
     class FakeFleet(contextlib.nullcontext["FakeFleet"]):
-        """Stands where `Fleet` does: the one boundary."""
+        """The replacement of `Fleet`."""
 
         def __init__(self, inventory: Inventory, **_: Any) -> None:
             super().__init__(self)
@@ -125,7 +125,7 @@ def hosts(
     return simulated
 
 
-def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:
+def test_it_writes_an_inventory_and_shows_the_next_command(hosts: Hosts) -> None:
     """On standard error; standard output is for data."""
     ran = hosts.run("gpu01", "gpu02")
     written = load(Path("inventory.yaml"))
@@ -141,14 +141,14 @@ def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:
 
 
 def test_hosts_are_queried_once(hosts: Hosts) -> None:
-    """Everything in one batch: one round trip."""
+    """All in one batch: one round trip."""
     hosts.run("gpu[01-02]")
 
     assert [[command.node for command in batch] for batch in hosts.batches] == [["gpu01", "gpu02"]]
 
 
 def test_a_login_without_docker_access_is_repeated_with_sudo(hosts: Hosts) -> None:
-    """Only that host, and the file says how and why."""
+    """Only on that host; the file has the reason."""
     hosts.hosts["gpu02"].sudo = True
     ran = hosts.run("gpu01", "gpu02")
     text = Path("inventory.yaml").read_text()
@@ -166,7 +166,7 @@ def test_a_login_without_docker_access_is_repeated_with_sudo(hosts: Hosts) -> No
 
 
 def test_an_explicit_docker_command_is_not_replaced(hosts: Hosts) -> None:
-    """And is written."""
+    """It is written to the file."""
     hosts.run("gpu01", "gpu02", "--docker", "sudo -n docker")
 
     assert len(hosts.batches) == 1
@@ -176,7 +176,7 @@ def test_an_explicit_docker_command_is_not_replaced(hosts: Hosts) -> None:
 
 
 def test_a_file_is_not_overwritten(hosts: Hosts) -> None:
-    """Nor is any host reached for nothing; --force overwrites it."""
+    """No host is contacted first; --force overwrites it."""
     Path("inventory.yaml").write_text("mine\n")
     ran = hosts.run("gpu01")
 
@@ -187,8 +187,8 @@ def test_a_file_is_not_overwritten(hosts: Hosts) -> None:
     assert load(Path("inventory.yaml")).head.host == "gpu01"
 
 
-def test_a_file_that_came_in_between_stays(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was written while hosts were looked at."""
+def test_a_file_written_meanwhile_stays(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another program during the scan."""
     answer = hosts.answer
 
     def meanwhile(command: Command) -> Answer | None:
@@ -203,8 +203,8 @@ def test_a_file_that_came_in_between_stays(hosts: Hosts, monkeypatch: pytest.Mon
     assert [path.name for path in Path.cwd().iterdir()] == ["inventory.yaml"]
 
 
-def test_a_host_that_cannot_be_reached_is_an_error_and_nothing_is_written(hosts: Hosts) -> None:
-    """For all hosts together."""
+def test_an_unreachable_host_is_an_error(hosts: Hosts) -> None:
+    """For all hosts together, and no file is written."""
     for name in ("gpu01", "gpu02"):
         hosts.missing[name] = ConnectError(
             name, "cannot be reached: no route to host", hint="check the address"
@@ -216,8 +216,8 @@ def test_a_host_that_cannot_be_reached_is_an_error_and_nothing_is_written(hosts:
     assert not Path("inventory.yaml").exists()
 
 
-def test_hosts_without_a_common_network_are_an_error_and_nothing_is_written(hosts: Hosts) -> None:
-    """Each with its networks."""
+def test_hosts_without_a_common_network_are_an_error(hosts: Hosts) -> None:
+    """With their networks, and no file is written."""
     hosts.hosts["gpu02"].ip = "10.9.0.12"
     ran = hosts.run("gpu01", "gpu02")
 
@@ -227,7 +227,7 @@ def test_hosts_without_a_common_network_are_an_error_and_nothing_is_written(host
 
 
 def test_a_dash_is_standard_output(hosts: Hosts, tmp_path: Path) -> None:
-    """The inventory and nothing else."""
+    """With only the inventory on it."""
     ran = hosts.run("gpu01", "gpu02", "-o", "-")
     Path("piped.yaml").write_text(ran.out)
 
@@ -235,7 +235,7 @@ def test_a_dash_is_standard_output(hosts: Hosts, tmp_path: Path) -> None:
     assert not Path("inventory.yaml").exists()
 
 
-def test_wishes_are_written(hosts: Hosts) -> None:
+def test_options_are_written(hosts: Hosts) -> None:
     """SSH options once for all nodes."""
     ran = hosts.run(
         "gpu01",
@@ -273,7 +273,7 @@ def test_wishes_are_written(hosts: Hosts) -> None:
 
 
 def test_json_is_events(hosts: Hosts) -> None:
-    """With where it was written."""
+    """With the path of the file."""
     hosts.hosts["gpu02"].gpus = 7
     ran = hosts.run("gpu01", "gpu02", "--json")
     done = next(event for event in ran.events if event["kind"] == "done")
@@ -297,8 +297,8 @@ def test_json_is_events(hosts: Hosts) -> None:
         ("gpu01", "--docker", ""),
     ],
 )
-def test_a_wrong_request_reaches_no_host(hosts: Hosts, args: tuple[str, ...]) -> None:
-    """Exit code 2, with what is wrong."""
+def test_an_invalid_request_contacts_no_host(hosts: Hosts, args: tuple[str, ...]) -> None:
+    """Exit code 2, with the mistake."""
     ran = hosts.run(*args)
 
     assert (ran.code, hosts.fleets) == (2, [])

@@ -1,4 +1,4 @@
-"""The argv of the connection probe, and parsing of its results."""
+"""The argv of the connection probe, and the parser of its results."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def answer(value: object, code: int = 0) -> Answer:
     return Answer(node="a", code=code, out=f"{json.dumps(value)}\n")
 
 
-def test_the_program_travels_as_an_argument_and_fits() -> None:
-    """The kernel takes 128 KiB an argument, and a shell line is one (execve(2), MAX_ARG_STRLEN)."""
+def test_the_program_fits_in_an_argument() -> None:
+    """The kernel's limit is 128 KiB, and a shell line is one (execve(2), MAX_ARG_STRLEN)."""
     argv = probe(peers=64)
 
     assert argv[:2] == ("python3", "-c")
@@ -56,7 +56,7 @@ def test_the_program_travels_as_an_argument_and_fits() -> None:
 
 
 def test_the_program_supports_old_pythons() -> None:
-    """RHEL 8 has 3.6; the grammar is looked at here, a 3.6 is not."""
+    """RHEL 8 has 3.6; only its grammar is checked."""
     tree = ast.parse(probe()[2], feature_version=(3, 6))
     imported = {
         name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
@@ -66,8 +66,8 @@ def test_the_program_supports_old_pythons() -> None:
     assert "asyncio" not in imported
 
 
-def test_an_answer_is_read() -> None:
-    """One probe a peer, with the source filled in."""
+def test_an_answer_is_parsed() -> None:
+    """One probe per peer, with the source added."""
     text = {"node": "a", "mtu": 1500, "peers": {"b": PROBE}}
     probe = PortProbe(
         source="a",
@@ -100,7 +100,7 @@ def test_an_answer_is_read() -> None:
     ],
 )
 def test_other_output_is_an_unreadable_answer(value: Answer, message: str) -> None:
-    """An address that is not the node's is the most likely one."""
+    """Usually because of a wrong address of the node."""
     with pytest.raises(UnreadableAnswer, match=message):
         pairs.parse_probes(value)
 
@@ -114,10 +114,10 @@ def test_other_output_is_an_unreadable_answer(value: Answer, message: str) -> No
         st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none()),
     ),
 )
-def test_whatever_comes_back_only_the_tools_own_error_is_raised(
+def test_any_answer_is_parsed_or_rejected(
     outer: dict[str, object], changes: dict[str, object]
 ) -> None:
-    """A node may be broken, or hostile."""
+    """A node may be broken or hostile."""
     try:
         probes = pairs.parse_probes(
             answer({"mtu": 1500, "peers": {"b": {**PROBE, **changes}}, **outer})

@@ -1,4 +1,4 @@
-"""Queries of a preflight besides the survey: nodes, containers, ports, and excluded nodes."""
+"""Queries of a preflight beyond the survey: nodes, containers, ports, and excluded nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ETH0 = Nic(name="eth0", up=True, mtu=9000)
 
 
 def collect_facts(inventory: Inventory, *, up: bool = False, **survey: Any) -> dict[str, HostFacts]:
-    """Look at nodes that have the image, with a survey."""
+    """Survey nodes with the image."""
     world = World(inventory)
     if up:
         bring_up(inventory, world, {})
@@ -39,18 +39,18 @@ def collect_facts(inventory: Inventory, *, up: bool = False, **survey: Any) -> d
 
 
 def without_image(facts: HostFacts) -> HostFacts:
-    """Return the facts of a node that has not pulled the image."""
+    """Return the facts of a node without the image."""
     return replace(facts, images={})
 
 
 def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
-    """Return the probe request of each node."""
+    """Return the nodes' probe requests."""
     queries = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
     return {command.node: json.loads(command.argv[-1]) for command in queries.commands}
 
 
-def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
-    """With the rights and devices of the real one, and without mounts: Docker would make their
+def test_a_temporary_container_changes_nothing_on_the_node(load: Load) -> None:
+    """It has the real one's rights and devices, without mounts: Docker would create their
     directories.
     """
     inventory = load("network: {fabric: infiniband}")
@@ -64,8 +64,8 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
         assert "/opt/vlaunch/entry.sh" not in command.argv  # it is on a mount
 
 
-def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
-    """The serving container counts."""
+def test_a_running_container_is_queried_itself(load: Load) -> None:
+    """Not a temporary one."""
     inventory = load()
     queries = preflight.query_containers(Site(inventory, collect_facts(inventory, up=True)))
 
@@ -75,7 +75,7 @@ def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
     ]
 
 
-def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
+def test_a_node_without_the_image_is_skipped(load: Load) -> None:
     """It is named with a fix; unreachable nodes are not repeated."""
     inventory = load(nodes=NODES)
     facts = collect_facts(inventory)
@@ -89,8 +89,8 @@ def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
 
 
 def test_ports_between_nodes(load: Load) -> None:
-    """Those that others must reach, once a node, with that of copies: the head has the ones of
-    Ray's head, of `mp` and of the probe besides.
+    """Those that other nodes must reach, without repetition, including the copy port; the head also
+    has those of Ray's head, of `mp` and of the probe.
     """
     inventory = load(nodes=NODES)
     head, worker = (
@@ -102,9 +102,9 @@ def test_ports_between_nodes(load: Load) -> None:
     assert set(head) == {*worker, 6379, 10001, 29501, 29550, 29560, 29500}
 
 
-def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
-    """One high port and one nonce for all; each listens on its own fixed ports, at its own address,
-    with its card's MTU.
+def test_all_nodes_probe_one_another_at_once(load: Load) -> None:
+    """One high port and one nonce for all; all listen on their own fixed ports and address, with
+    their card's MTU.
     """
     inventory = load(nodes=NODES)
     requests = probing(inventory, collect_facts(inventory))
@@ -154,7 +154,7 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
 def test_a_node_without_python_uses_the_images(
     load: Load, python: str, up: bool, begins: tuple[str, ...]
 ) -> None:
-    """On the host's network, in the container that is there, else in a throw-away one."""
+    """On the host's network, in its container, else in a temporary one."""
     inventory = load()
     queries = preflight.query_port_probes(
         Site(inventory, collect_facts(inventory, up=up, python=python)), high=43210, nonce="f00d"
@@ -164,9 +164,8 @@ def test_a_node_without_python_uses_the_images(
 
 
 def test_excluded_nodes_have_a_reason(load: Load) -> None:
-    """Without its address it would bind to nothing; without Python and image it has no program.
-
-    The others go on.
+    """Without its address no socket can be bound; without Python and image the program cannot run.
+    The others continue.
     """
     inventory = load(nodes=NODES.replace("]", ", {host: gpu04, ip: 10.0.0.14, gpus: 8}]"))
     facts = collect_facts(inventory)
@@ -207,8 +206,8 @@ def test_the_high_port_is_free_everywhere(load: Load) -> None:
     )
 
 
-def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
-    """In the Ray container, with its mounts, or on the node; the name travels as an argument."""
+def test_files_are_listed_in_the_models_location(load: Load) -> None:
+    """In the Ray container, with its mounts, or on the node; the name is an argument."""
     inventory = load()
     down, up = collect_facts(inventory), collect_facts(inventory, up=True)
     name = "org/$(id)"

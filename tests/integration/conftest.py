@@ -1,6 +1,4 @@
-"""The practice cluster that the lab tests share: real sshd, real dockerd, real Ray, real vLLM on
-two practice hosts.
-"""
+"""Lab clusters that the tests share: real sshd, dockerd, Ray and vLLM on lab hosts."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ NAME = "vlaunch-test"
 SUBNET = "10.78.0.0/24"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")
 
-# Made up for the tests; they must never be seen anywhere but in the files that carry them.
+# Fictitious. They must appear nowhere but in the files that carry them.
 HF_TOKEN = "hf_practiceTokenThatMustStayHidden01"
 API_KEY = "practice-api-key-that-must-stay-hidden"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command line did."""
+class CommandResult:
+    """The result of a command."""
 
     code: int
     out: str
@@ -46,21 +44,31 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
-    def said(self) -> str:
-        """Everything it printed."""
+    def output(self) -> str:
+        """Standard output and standard error."""
         return self.out + self.err
 
 
+def assert_error(result: CommandResult, *texts: str, codes: tuple[int, ...] = (1,)) -> None:
+    """Check the form of an error: its exit code, its names, a hint, and no traceback."""
+    assert result.code in codes, result.output
+    assert "Traceback" not in result.output
+    assert result.err.count("error: ") == 1
+    assert "hint: " in result.err
+    for text in texts:
+        assert text in result.err, result.err
+
+
 @dataclass(frozen=True)
-class Practice:
-    """The practice cluster and an inventory of it that the tests may change, of the first `nodes`
-    of its hosts.
+class LabCluster:
+    """A lab cluster, and an inventory of its first `nodes` hosts that the tests may change. Only
+    tests of the front have one.
     """
 
     lab: Lab
     folder: Path
     nodes: int
-    said: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
 
     @property
     def inventory(self) -> Path:
@@ -70,9 +78,10 @@ class Practice:
     def write(
         self, change: Callable[[dict[str, Any]], None] | None = None, name: str = "inventory.yaml"
     ) -> Path:
-        """Write the lab's inventory, with secrets, changed as asked."""
+        """Write the lab's inventory with secrets, after a change."""
         document = yaml.safe_load(self.lab.inventory.read_text())
         document["nodes"] = document["nodes"][: self.nodes]
+        del document["front"]
         document["secrets"] = {
             "HF_TOKEN": {"env": "PRACTICE_HF_TOKEN"},
             "VLLM_API_KEY": {"file": "api.key"},
@@ -83,16 +92,16 @@ class Practice:
         path.write_text(yaml.safe_dump(document))
         return path
 
-    def bring_up_anew(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Bring the cluster of a changed inventory up, of which nothing is left from before."""
+    def recreate(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Recreate the cluster from a changed inventory."""
         self.write(change)
         assert self.vlaunch("down", "--yes").code == 0
         up = self.vlaunch("up")
-        assert up.code == 0, up.said
+        assert up.code == 0, up.output
 
     def environment(self) -> dict[str, str]:
-        """The environment of commands: a home of their own, and the one secret that comes from
-        it.
+        """Return the environment of commands: a home of their own, and the one secret from a
+        variable.
         """
         env = {key: value for key, value in os.environ.items() if not key.startswith("VLAUNCH_")}
         return {
@@ -104,11 +113,18 @@ class Practice:
             "PYTHONFAULTHANDLER": "1",
         }
 
-    def vlaunch(self, *words: str, timeout: float = 600, stdin: str | None = None) -> Ran:
-        """Run `vlaunch` as a user would; what it said is kept for the search for secrets."""
+    def vlaunch(
+        self, *arguments: str, timeout: float = 600, stdin: str | None = None
+    ) -> CommandResult:
+        """Run `vlaunch` as a user would; its output is recorded for the search for secrets.
+
+        `up` gets more time: Ray starts again and again on a machine that is too busy for it.
+        """
         began = time.monotonic()
-        done = subprocess.run(
-            [VLAUNCH, *words],
+        if arguments[0] == "up" and "--join-timeout" not in arguments:
+            arguments = (*arguments, "--join-timeout", "7m")
+        completed = subprocess.run(
+            [VLAUNCH, *arguments],
             env=self.environment(),
             input=stdin,
             capture_output=True,
@@ -116,15 +132,18 @@ class Practice:
             timeout=timeout,
             check=False,
         )
-        self.said.append(done.stdout + done.stderr)
-        return Ran(
-            code=done.returncode, out=done.stdout, err=done.stderr, seconds=time.monotonic() - began
+        self.outputs.append(completed.stdout + completed.stderr)
+        return CommandResult(
+            code=completed.returncode,
+            out=completed.stdout,
+            err=completed.stderr,
+            seconds=time.monotonic() - began,
         )
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start `vlaunch` and go on; the caller ends it."""
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `vlaunch` in the background; the caller ends it."""
         return subprocess.Popen(
-            [VLAUNCH, *words],
+            [VLAUNCH, *arguments],
             env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -134,16 +153,16 @@ class Practice:
         )
 
     def on(self, host: str, *argv: str, timeout: float = 60) -> str:
-        """Run a command on a practice host, past SSH, and return what it printed."""
+        """Run a command on a lab host, without SSH, and return its output."""
         return host_faults.enter(self.lab.host(host), *argv, timeout=timeout).stdout
 
-    def docker(self, host: str, *words: str) -> str:
-        """Run docker on a practice host, past SSH."""
-        return self.on(host, "docker", *words)
+    def docker(self, host: str, *arguments: str) -> str:
+        """Run docker on a lab host, without SSH."""
+        return self.on(host, "docker", *arguments)
 
     def containers(self) -> dict[str, str]:
         """Return the id of each of the cluster's containers by name, on all hosts."""
-        found = {}
+        ids = {}
         for host in self.lab.hosts:
             listing = self.docker(
                 host.name,
@@ -155,13 +174,11 @@ class Practice:
                 "--format",
                 "{{.Names}} {{.ID}}",
             )
-            found |= dict(line.split() for line in listing.splitlines())
-        return found
+            ids |= dict(line.split() for line in listing.splitlines())
+        return ids
 
     def command_lines(self) -> str:
-        """Return the command line of every process of the practice hosts, as `ps -ef` on them
-        would.
-        """
+        """Return the command line of every process of the lab hosts, like `ps -ef`."""
         lines = []
         for process in processes.lab_processes(self.lab.name):
             try:
@@ -177,39 +194,37 @@ class Practice:
 
 
 @pytest.fixture(scope="session")
-def practice(
+def lab_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Practice]:
-    """Two practice hosts with the vLLM image; removed at the end, and nothing of them may be left.
+) -> Iterator[LabCluster]:
+    """Two lab hosts with the vLLM image; removed at the end, without leftovers.
 
-    Beside a run that has those, `make lab-tests` sets the variable for two of the hosts of `trio`.
+    `make lab-tests` sets the variable to run on two of the hosts of `trio` beside another run.
     """
     if os.environ.get("VLAUNCH_PAIR_OF_TRIO"):
         yield replace(request.getfixturevalue("trio"), nodes=2)
     else:
-        yield from _practice(tmp_path_factory, NAME, SUBNET, nodes=2)
+        yield from _start_cluster(tmp_path_factory, NAME, SUBNET, nodes=2)
 
 
 @pytest.fixture(scope="session")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Three practice hosts, so that a bad pair has others beside it; what they are like is for each
-    module to say.
-    """
-    yield from _practice(tmp_path_factory, "vlaunch-net", "10.79.0.0/24", nodes=3)
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Three lab hosts, so that a bad pair has good ones beside it; each module sets their state."""
+    yield from _start_cluster(tmp_path_factory, "vlaunch-net", "10.79.0.0/24", nodes=3)
 
 
 @pytest.fixture(scope="module")
-def bare(trio: Practice) -> Practice:
-    """Three practice hosts that have the image and nothing else."""
+def bare(trio: LabCluster) -> LabCluster:
+    """Three lab hosts that have only the image."""
     trio.write()
-    ran = trio.vlaunch("down", "--yes")
-    assert ran.code == 0, ran.said
+    result = trio.vlaunch("down", "--yes")
+    assert result.code == 0, result.output
     return trio
 
 
 @pytest.fixture
-def three(bare: Practice) -> Iterator[Practice]:
-    """Hosts and an inventory without a fault, before and after."""
+def three(bare: LabCluster) -> Iterator[LabCluster]:
+    """Healthy hosts and inventory, before and after."""
     bare.write()
     yield bare
     for host in bare.lab.hosts:
@@ -219,41 +234,45 @@ def three(bare: Practice) -> Iterator[Practice]:
 
 
 @pytest.fixture(scope="module")
-def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Two practice hosts with eight stand-in GPUs each."""
-    more = ("--gpus", "8", "--accelerator", "nvidia")
-    yield from _practice(tmp_path_factory, "vlaunch-gpus", "10.90.0.0/24", *more, nodes=2)
+def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Two lab hosts with eight simulated GPUs each."""
+    options = ("--gpus", "8", "--accelerator", "nvidia")
+    yield from _start_cluster(tmp_path_factory, "vlaunch-gpus", "10.90.0.0/24", *options, nodes=2)
 
 
 @pytest.fixture(scope="module")
-def with_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Two practice hosts with two stand-in GPUs and three RDMA cards each."""
-    more = ("--gpus", "2", "--accelerator", "nvidia", "--rdma", "roce")
-    yield from _practice(tmp_path_factory, "vlaunch-rdma", "10.91.0.0/24", *more, nodes=2)
+def with_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Two lab hosts with two simulated GPUs and three RDMA cards each."""
+    options = ("--gpus", "2", "--accelerator", "nvidia", "--rdma", "roce")
+    yield from _start_cluster(tmp_path_factory, "vlaunch-rdma", "10.91.0.0/24", *options, nodes=2)
 
 
 @pytest.fixture(scope="module")
-def with_amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Two practice hosts with the files of four AMD GPUs each."""
-    more = ("--gpus", "4", "--accelerator", "amd")
-    yield from _practice(tmp_path_factory, "vlaunch-amd", "10.92.0.0/24", *more, nodes=2)
+def with_amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Two lab hosts with the files of four AMD GPUs each."""
+    options = ("--gpus", "4", "--accelerator", "amd")
+    yield from _start_cluster(tmp_path_factory, "vlaunch-amd", "10.92.0.0/24", *options, nodes=2)
 
 
 @pytest.fixture(scope="module")
-def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Four practice hosts without the image."""
-    yield from _practice(tmp_path_factory, "vlaunch-copy", "10.93.0.0/24", "--no-image", nodes=4)
+def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Four lab hosts without the image."""
+    yield from _start_cluster(
+        tmp_path_factory, "vlaunch-copy", "10.93.0.0/24", "--no-image", nodes=4
+    )
 
 
 @pytest.fixture
-def light_eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
-    """Eight practice hosts without the image."""
-    yield from _practice(tmp_path_factory, "vlaunch-eight", "10.95.0.0/24", "--no-image", nodes=8)
+def light_eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabCluster]:
+    """Eight lab hosts without the image."""
+    yield from _start_cluster(
+        tmp_path_factory, "vlaunch-eight", "10.95.0.0/24", "--no-image", nodes=8
+    )
 
 
-def _practice(
-    tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *more: str, nodes: int
-) -> Iterator[Practice]:
+def _start_cluster(
+    tmp_path_factory: pytest.TempPathFactory, name: str, subnet: str, *options: str, nodes: int
+) -> Iterator[LabCluster]:
     command = [
         VLAUNCH,
         "lab",
@@ -265,81 +284,79 @@ def _practice(
         subnet,
         "--nodes",
         str(nodes),
-        *more,
+        *options,
     ]
     log = tmp_path_factory.mktemp("lab") / "up.log"
     with log.open("w") as out:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False
         )
-    assert done.returncode == 0, log.read_text()[-3000:]
+    assert completed.returncode == 0, log.read_text()[-3000:]
     lab = layout.load_lab(layout.default_dir(name))
     assert lab is not None
     folder = tmp_path_factory.mktemp("practice")
     (folder / "api.key").write_text(API_KEY + "\n")
     (folder / "api.key").chmod(0o600)
-    practice = Practice(lab=lab, folder=folder, nodes=nodes)
-    practice.write()
-    yield practice
+    lab_cluster = LabCluster(lab=lab, folder=folder, nodes=nodes)
+    lab_cluster.write()
+    yield lab_cluster
     if os.environ.get("VLAUNCH_KEEP_LAB"):
         return
-    done = subprocess.run(
+    completed = subprocess.run(
         [VLAUNCH, "lab", "down", "--name", name],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert removal.leftovers(name, lab.dir) == []
 
 
 @pytest.fixture(scope="module")
-def cleared(practice: Practice) -> None:
-    """Begin a module with nothing on the practice cluster."""
-    practice.write()
-    assert practice.vlaunch("down", "--yes").code == 0
+def cleared(lab_cluster: LabCluster) -> None:
+    """Remove the cluster before a module."""
+    lab_cluster.write()
+    assert lab_cluster.vlaunch("down", "--yes").code == 0
 
 
 @pytest.fixture
-def down(practice: Practice, cleared: None) -> Iterator[Practice]:
-    """A practice cluster with nothing on it, before and after; `down` itself proves the absence."""
-    practice.write()
-    yield practice
-    practice.write()
-    ran = practice.vlaunch("down", "--yes")
-    assert ran.code == 0, ran.said
+def down(lab_cluster: LabCluster, cleared: None) -> Iterator[LabCluster]:
+    """A lab cluster that is down, before and after; `down` itself checks for leftovers."""
+    lab_cluster.write()
+    yield lab_cluster
+    lab_cluster.write()
+    result = lab_cluster.vlaunch("down", "--yes")
+    assert result.code == 0, result.output
 
 
 @pytest.fixture(scope="session")
-def answer_of_serve(practice: Practice) -> object:
-    """What a server answers that `vlaunch serve` has started over both nodes; it has ended.
+def answer_of_serve(lab_cluster: LabCluster) -> object:
+    """The answer of a server that `vlaunch serve` started over both nodes; it is stopped again.
 
-    It is `exported.Answer`, which exports of the same server must give, too.
+    It is an `exported.Answer`; exports of the same server must give the same.
     """
     from tests.integration import exported, servers
 
-    practice.bring_up_anew(lambda document: document.update(ray="none"))
-    servers.serve(practice, "--backend", "mp", *exported.SPLIT)
-    answer = exported.ask(practice)
-    down = practice.vlaunch("down", "--yes", "--purge")
-    assert down.code == 0, down.said
+    lab_cluster.recreate(lambda document: document.update(ray="none"))
+    servers.serve(lab_cluster, "--backend", "mp", *exported.PARALLELISM)
+    answer = exported.query_server(lab_cluster)
+    down = lab_cluster.vlaunch("down", "--yes", "--purge")
+    assert down.code == 0, down.output
     return answer
 
 
-def ended(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
-    """Return what a process that `start` started has said by its end; one that hangs tells
-    where.
-    """
+def wait_for_output(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """Return the output of a process of `start` at its end; one that hangs shows its stacks."""
     try:
         return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
-        said = process.communicate(timeout=30)
-    pytest.fail(f"it has not ended after {timeout:.0f}s\n{''.join(said)}")
+        output = process.communicate(timeout=30)
+    pytest.fail(f"it has not ended after {timeout:.0f}s\n{''.join(output)}")
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    """End a process that `start` started, at once, with its whole session."""
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """Kill a process of `start`, with its whole session."""
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)

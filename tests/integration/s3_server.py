@@ -1,4 +1,4 @@
-"""An S3 server for the tests, that knows one user and refuses everybody else.
+"""An S3 server for the tests, with one user; it refuses all others.
 
 Usage: s3_server.py ADDRESS BUCKET.
 
@@ -13,11 +13,11 @@ import os
 import sys
 from typing import Any
 
-_FIRST = 4  # what `main` asks before users count: user, policy, key, bucket
+_FIRST = 4  # unauthenticated requests of `main`: user, policy, key, bucket
 
 
 def main(address: str, bucket: str) -> None:
-    """Start the server, make the user and the bucket, and wait."""
+    """Start the server, create the user and the bucket, and wait."""
     os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = str(_FIRST)  # read when moto is imported
     import boto3
     from moto.server import ThreadedMotoServer
@@ -34,14 +34,14 @@ def main(address: str, bucket: str) -> None:
     }
     iam = boto3.client("iam", **options)
     iam.create_user(UserName="batch")
-    allowed = {
+    policy = {
         "Version": "2012-10-17",
         "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
     }
-    iam.put_user_policy(UserName="batch", PolicyName="all", PolicyDocument=json.dumps(allowed))
-    made = iam.create_access_key(UserName="batch")["AccessKey"]
+    iam.put_user_policy(UserName="batch", PolicyName="all", PolicyDocument=json.dumps(policy))
+    access_key = iam.create_access_key(UserName="batch")["AccessKey"]
     boto3.client("s3", **options).create_bucket(Bucket=bucket)
-    access = {"url": url, "key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}
+    access = {"url": url, "key": access_key["AccessKeyId"], "secret": access_key["SecretAccessKey"]}
     print(json.dumps(access), flush=True)  # noqa: T201
     sys.stdin.read()
     server.stop()

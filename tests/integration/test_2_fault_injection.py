@@ -1,5 +1,5 @@
-"""What goes wrong on real clusters, made to happen: one clear error each, and nothing that the next
-`up` does not put right.
+"""Faults of real clusters, injected: one clear error each, and the next `up` repairs the
+cluster.
 """
 
 from __future__ import annotations
@@ -17,31 +17,27 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import host_faults
-from tests.integration.conftest import Practice, Ran, ended, kill
+from tests.integration.conftest import (
+    CommandResult,
+    LabCluster,
+    assert_error,
+    kill_session,
+    wait_for_output,
+)
 
 pytestmark = pytest.mark.lab
 
 
-def refused(ran: Ran, *words: str, code: int = 1) -> None:
-    """Check the form of an error: its exit code, what it names, a hint, and no traceback."""
-    assert ran.code == code, ran.said
-    assert "Traceback" not in ran.said
-    assert ran.err.count("error: ") == 1
-    assert "hint: " in ran.err
-    for word in words:
-        assert word in ran.err, ran.err
-
-
-def nothing_started(practice: Practice) -> None:
-    """Check that no container was made anywhere."""
-    assert practice.containers() == {}
+def assert_no_containers(lab_cluster: LabCluster) -> None:
+    """Check that no container exists anywhere."""
+    assert lab_cluster.containers() == {}
 
 
 # -- The inventory: nothing is touched -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("content", "word"),
+    ("content", "text"),
     [
         pytest.param("", "empty", id="empty"),
         pytest.param("nodes: [", "YAML", id="not YAML"),
@@ -59,27 +55,25 @@ def nothing_started(practice: Practice) -> None:
         ),
     ],
 )
-def test_broken_inventory(practice: Practice, content: str, word: str) -> None:
-    """An inventory that cannot be used is refused with exit code 2 before any node is asked
-    anything.
-    """
-    path = practice.folder / "broken.yaml"
+def test_broken_inventory(lab_cluster: LabCluster, content: str, text: str) -> None:
+    """An unusable inventory is refused with exit code 2 before any node is contacted."""
+    path = lab_cluster.folder / "broken.yaml"
     path.write_text(content)
 
-    ran = practice.vlaunch("up", str(path))
+    result = lab_cluster.vlaunch("up", str(path))
 
-    assert ran.code == 2, ran.said
-    assert "Traceback" not in ran.said
-    assert "Connect" not in ran.err
-    assert word in ran.err
+    assert result.code == 2, result.output
+    assert "Traceback" not in result.output
+    assert "Connect" not in result.err
+    assert text in result.err
 
 
-def test_inventory_that_is_a_directory(practice: Practice) -> None:
+def test_inventory_that_is_a_directory(lab_cluster: LabCluster) -> None:
     """A directory is not an inventory."""
-    ran = practice.vlaunch("up", str(practice.folder))
+    result = lab_cluster.vlaunch("up", str(lab_cluster.folder))
 
-    assert ran.code == 2, ran.said
-    assert "directory" in ran.err
+    assert result.code == 2, result.output
+    assert "directory" in result.err
 
 
 # -- Reaching nodes --------------------------------------------------------------------------------
@@ -92,143 +86,142 @@ def _ssh(**values: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def test_wrong_key(practice: Practice, down: Practice, tmp_path: Path) -> None:
-    """A key that no node knows: the error names the nodes, the user and the key."""
+def test_wrong_key(lab_cluster: LabCluster, down: LabCluster, tmp_path: Path) -> None:
+    """A key that no node accepts: the error names the nodes, the user and the key."""
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True
     )
-    ran = practice.vlaunch(
-        "up", str(practice.write(_ssh(identity=str(tmp_path / "other")), "other.yaml"))
+    result = lab_cluster.vlaunch(
+        "up", str(lab_cluster.write(_ssh(identity=str(tmp_path / "other")), "other.yaml"))
     )
 
-    refused(ran, "node[1-2]", "root", "other")
+    assert_error(result, "node[1-2]", "root", "other")
 
 
-def test_wrong_user(practice: Practice, down: Practice) -> None:
+def test_wrong_user(lab_cluster: LabCluster, down: LabCluster) -> None:
     """A user that the nodes do not have."""
-    ran = practice.vlaunch("up", str(practice.write(_ssh(user="nobody-here"), "other.yaml")))
+    result = lab_cluster.vlaunch(
+        "up", str(lab_cluster.write(_ssh(user="nobody-here"), "other.yaml"))
+    )
 
-    refused(ran, "node[1-2]", "nobody-here")
+    assert_error(result, "node[1-2]", "nobody-here")
 
 
-def test_unknown_host_key(practice: Practice, down: Practice, tmp_path: Path) -> None:
-    """Hosts whose keys nobody has confirmed are not trusted, unless it is said explicitly; then the
-    keys are remembered.
-    """
-    known = tmp_path / "known"
-    known.write_text("")
-    path = str(practice.write(_ssh(known_hosts=str(known)), "other.yaml"))
-    there = ("exec", "-i", path, "--host")
+def test_unknown_host_key(lab_cluster: LabCluster, down: LabCluster, tmp_path: Path) -> None:
+    """Unknown host keys are not trusted without the flag; with it they are remembered."""
+    known_hosts = tmp_path / "known"
+    known_hosts.write_text("")
+    path = str(lab_cluster.write(_ssh(known_hosts=str(known_hosts)), "other.yaml"))
+    command = ("exec", "-i", path, "--host")
 
-    ran = practice.vlaunch("up", path)
-    untrusted = known.read_text()
-    accepted = practice.vlaunch(*there, "--accept-new-host-keys", "--", "true")
-    again = practice.vlaunch(*there, "--", "true")
+    result = lab_cluster.vlaunch("up", path)
+    untrusted = known_hosts.read_text()
+    accepted = lab_cluster.vlaunch(*command, "--accept-new-host-keys", "--", "true")
+    again = lab_cluster.vlaunch(*command, "--", "true")
 
-    refused(ran, "node[1-2]", f"is not in {known}", "--accept-new-host-keys")
+    assert_error(result, "node[1-2]", f"is not in {known_hosts}", "--accept-new-host-keys")
     assert untrusted == ""
-    nothing_started(practice)
-    assert accepted.code == 0, accepted.said
-    assert {line.split()[0] for line in known.read_text().splitlines()} == {
-        host.ip for host in practice.lab.hosts[: practice.nodes]
+    assert_no_containers(lab_cluster)
+    assert accepted.code == 0, accepted.output
+    assert {line.split()[0] for line in known_hosts.read_text().splitlines()} == {
+        host.ip for host in lab_cluster.lab.hosts[: lab_cluster.nodes]
     }
-    assert again.code == 0, again.said
+    assert again.code == 0, again.output
 
 
-def test_unreachable_node(practice: Practice, down: Practice) -> None:
-    """A node without network: `up` names it; `down` cleans the others, says so, and exits with
+def test_unreachable_node(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """A node without network: `up` names it; `down` cleans the others, reports it, and exits with
     1.
     """
-    host = practice.lab.host("node2")
+    host = lab_cluster.lab.host("node2")
     host_faults.unplug(host)
     try:
-        path = str(practice.write(_ssh(connect_timeout=4), "other.yaml"))
-        up = practice.vlaunch("up", path)
-        down_ = practice.vlaunch("down", "--yes", path)
+        path = str(lab_cluster.write(_ssh(connect_timeout=4), "other.yaml"))
+        up = lab_cluster.vlaunch("up", path)
+        removal = lab_cluster.vlaunch("down", "--yes", "-i", path)
     finally:
         host_faults.plug(host)
 
-    refused(up, "node2")
-    refused(down_, "node2")
-    assert "node1: nothing is left" in down_.err
-    nothing_started(practice)
+    assert_error(up, "node2")
+    assert_error(removal, "node2")
+    assert "node1: nothing is left" in removal.err
+    assert_no_containers(lab_cluster)
 
 
 # -- Docker and images -----------------------------------------------------------------------------
 
 
-def test_docker_not_installed(practice: Practice, down: Practice) -> None:
-    """No docker on one node: the error names the node and says to install it."""
+def test_docker_not_installed(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """No docker on one node: the error names the node, and suggests to install it."""
 
     def change(document: dict[str, Any]) -> None:
         document["nodes"][1]["docker"] = ["docker-is-not-here"]
 
-    ran = practice.vlaunch("up", str(practice.write(change, "other.yaml")))
+    result = lab_cluster.vlaunch("up", str(lab_cluster.write(change, "other.yaml")))
 
-    refused(ran, "node2", "not installed")
-    nothing_started(practice)
-
-
-def test_docker_socket_refused(practice: Practice, down: Practice) -> None:
-    """A login outside the docker group: the error names the user and both ways out; one of them
-    works.
-    """
-    ran = practice.vlaunch("up", str(practice.write(_ssh(user="ops"), "other.yaml")))
-
-    refused(ran, "node[1-2]", "ops", "sudo, -n, docker")
-    nothing_started(practice)
+    assert_error(result, "node2", "not installed")
+    assert_no_containers(lab_cluster)
 
 
-def test_sudo_docker(practice: Practice, down: Practice) -> None:
-    """A login that may run only docker through sudo brings the cluster up and down."""
+def test_docker_socket_refused(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """An SSH user outside the docker group: the error names the user and both fixes."""
+    result = lab_cluster.vlaunch("up", str(lab_cluster.write(_ssh(user="ops"), "other.yaml")))
+
+    assert_error(result, "node[1-2]", "ops", "sudo, -n, docker")
+    assert_no_containers(lab_cluster)
+
+
+@pytest.mark.long
+def test_sudo_docker(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """An SSH user that may run only docker through sudo starts and removes the cluster."""
 
     def change(document: dict[str, Any]) -> None:
         document["ssh"]["user"] = "ops"
         document["docker"] = ["sudo", "-n", "docker"]
 
-    path = str(practice.write(change, "ops.yaml"))
-    up = practice.vlaunch("up", path)
-    logs = practice.vlaunch("logs", "-i", path, "--tail", "5")
-    down_ = practice.vlaunch("down", "--yes", path)
+    path = str(lab_cluster.write(change, "ops.yaml"))
+    up = lab_cluster.vlaunch("up", path)
+    logs = lab_cluster.vlaunch("logs", "-i", path, "--tail", "5")
+    removal = lab_cluster.vlaunch("down", "--yes", "-i", path)
 
-    assert up.code == 0, up.said
-    assert logs.code == 0, logs.said
+    assert up.code == 0, up.output
+    assert logs.code == 0, logs.output
     assert {line.split(":")[0] for line in logs.out.splitlines()} >= {"node1", "node2"}
-    assert down_.code == 0, down_.said
-    nothing_started(practice)
+    assert removal.code == 0, removal.output
+    assert_no_containers(lab_cluster)
 
 
-def test_docker_daemon_is_dead(practice: Practice, down: Practice) -> None:
-    """A dead Docker daemon is named with the command that starts it."""
-    host = practice.lab.host("node1")
+def test_docker_daemon_is_dead(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """The error names a dead Docker daemon with the command that starts it."""
+    host = lab_cluster.lab.host("node1")
     host_faults.kill_dockerd(host)
     try:
-        ran = practice.vlaunch("up")
+        result = lab_cluster.vlaunch("up")
     finally:
-        host_faults.power_on(practice.lab, host)
+        host_faults.power_on(lab_cluster.lab, host)
 
-    refused(ran, "node1", "systemctl start docker")
-    nothing_started(practice)
+    assert_error(result, "node1", "systemctl start docker")
+    assert_no_containers(lab_cluster)
 
 
-def test_image_missing_everywhere(practice: Practice, down: Practice) -> None:
-    """An image that no registry gives: every node is named once, with what to do."""
+def test_image_missing_everywhere(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """An image in no registry: every node is named once, with a fix."""
 
     def change(document: dict[str, Any]) -> None:
         document["image"] = "vllm-cpu:not-there"
 
-    ran = practice.vlaunch("up", str(practice.write(change, "other.yaml")))
+    result = lab_cluster.vlaunch("up", str(lab_cluster.write(change, "other.yaml")))
 
-    refused(ran, "node[1-2]", "vllm-cpu:not-there")
-    nothing_started(practice)
+    assert_error(result, "node[1-2]", "vllm-cpu:not-there")
+    assert_no_containers(lab_cluster)
 
 
-def test_image_missing_on_one_node(practice: Practice, down: Practice) -> None:
-    """An image that is on one node only: the other one is named."""
-    practice.docker(
+def test_image_missing_on_one_node(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """An image on one node only: the other one is named."""
+    lab_cluster.docker(
         "node1",
         "tag",
-        practice.docker("node1", "images", "-q", "vllm-cpu").split()[0],
+        lab_cluster.docker("node1", "images", "-q", "vllm-cpu").split()[0],
         "vllm-cpu:one-node",
     )
 
@@ -236,21 +229,21 @@ def test_image_missing_on_one_node(practice: Practice, down: Practice) -> None:
         document["image"] = "vllm-cpu:one-node"
 
     try:
-        ran = practice.vlaunch("up", str(practice.write(change, "other.yaml")))
+        result = lab_cluster.vlaunch("up", str(lab_cluster.write(change, "other.yaml")))
     finally:
-        practice.docker("node1", "rmi", "vllm-cpu:one-node")
+        lab_cluster.docker("node1", "rmi", "vllm-cpu:one-node")
 
-    refused(ran, "node2", "vllm-cpu:one-node")
-    assert "node1: pulling" not in ran.err
-    nothing_started(practice)
+    assert_error(result, "node2", "vllm-cpu:one-node")
+    assert "node1: pulling" not in result.err
+    assert_no_containers(lab_cluster)
 
 
 # -- What Ray needs --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def listener(practice: Practice) -> Iterator[None]:
-    """Something else holds Ray's port on the head."""
+def listener(lab_cluster: LabCluster) -> Iterator[None]:
+    """A listener on Ray's port on the head."""
     from launcher.lab import hosts
 
     program = (
@@ -258,114 +251,119 @@ def listener(practice: Practice) -> Iterator[None]:
         " flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
-        hosts.enter_argv(practice.lab.host("node1"), "python3", "-c", program),
+        hosts.enter_argv(lab_cluster.lab.host("node1"), "python3", "-c", program),
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     yield
-    practice.on("node1", "pkill", "-f", "create_server")
+    lab_cluster.on("node1", "pkill", "-f", "create_server")
     process.wait(timeout=20)
     process.stdout.close()
 
 
-def test_port_taken(practice: Practice, down: Practice, listener: None) -> None:
-    """A taken Ray port is named with what it is for, before anything is started."""
-    ran = practice.vlaunch("up")
+def test_port_in_use(lab_cluster: LabCluster, down: LabCluster, listener: None) -> None:
+    """A port of Ray in use is named with its purpose, before anything starts."""
+    result = lab_cluster.vlaunch("up")
 
-    refused(ran, "node1", "6379 (Ray head)", "ss -ltnp")
-    nothing_started(practice)
+    assert_error(result, "node1", "6379 (Ray head)", "ss -ltnp")
+    assert_no_containers(lab_cluster)
 
 
-def test_declared_gpus_are_not_there(practice: Practice, down: Practice) -> None:
-    """An NVIDIA cluster without GPUs: the nodes and what to check are named."""
+def test_declared_gpus_are_missing(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """An NVIDIA cluster without GPUs: the error names the nodes and a check."""
 
     def change(document: dict[str, Any]) -> None:
         document["accelerator"] = "nvidia"
 
-    ran = practice.vlaunch("up", str(practice.write(change, "other.yaml")))
+    result = lab_cluster.vlaunch("up", str(lab_cluster.write(change, "other.yaml")))
 
-    refused(ran, "node[1-2]", "no NVIDIA GPU visible")
-    nothing_started(practice)
+    assert_error(result, "node[1-2]", "no NVIDIA GPU visible")
+    assert_no_containers(lab_cluster)
 
 
-def test_worker_cannot_reach_the_head(practice: Practice, down: Practice) -> None:
-    """Packets between worker and head are dropped: the worker is named, with its own words; healed,
-    `up` succeeds.
+def test_worker_cannot_reach_the_head(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """Packets between worker and head are dropped: the error names the worker with its evidence;
+    after the repair `up` succeeds.
     """
-    worker, head = practice.lab.host("node2"), practice.lab.host("node1")
+    worker, head = lab_cluster.lab.host("node2"), lab_cluster.lab.host("node1")
     host_faults.cut(worker, head, port=6379)
     try:
-        ran = practice.vlaunch("up", "--join-timeout", "25")
+        result = lab_cluster.vlaunch("up", "--join-timeout", "25")
     finally:
         host_faults.heal(worker)
-    healed = practice.vlaunch("up")
+    healed = lab_cluster.vlaunch("up")
 
-    refused(ran, "node2", f"{head.ip}:6379")
-    assert healed.code == 0, healed.said
+    assert_error(result, "node2", f"{head.ip}:6379")
+    assert healed.code == 0, healed.output
 
 
-def test_head_dies_while_workers_join(practice: Practice, down: Practice) -> None:
-    """The head's container is removed under the launcher: it is named; the next `up` succeeds."""
-    process = practice.start("up")
+def test_head_dies_while_workers_join(lab_cluster: LabCluster, down: LabCluster) -> None:
+    """The head's container is removed during `up`: the error names it; the next `up` succeeds."""
+    process = lab_cluster.start("up")
     deadline = time.monotonic() + 90
-    while "vlaunch-lab-node2" not in practice.containers():
+    while "vlaunch-lab-node2" not in lab_cluster.containers():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-    practice.docker("node1", "rm", "-f", "vlaunch-lab-node1")
-    out, err = ended(process, 240)
-    again = practice.vlaunch("up")
+    lab_cluster.docker("node1", "rm", "-f", "vlaunch-lab-node1")
+    out, err = wait_for_output(process, 240)
+    again = lab_cluster.vlaunch("up")
 
-    refused(Ran(code=process.returncode, out=out, err=err, seconds=0), "node1", "container is gone")
-    assert again.code == 0, again.said
+    assert_error(
+        CommandResult(code=process.returncode, out=out, err=err, seconds=0),
+        "node1",
+        "container is gone",
+    )
+    assert again.code == 0, again.output
 
 
-def test_killed_at_random_moments(practice: Practice, down: Practice) -> None:
+@pytest.mark.long
+def test_killed_at_random_moments(lab_cluster: LabCluster, down: LabCluster) -> None:
     """The launcher is killed at random moments of `up`; the next `up` succeeds each time. The fault
     campaign has many more.
     """
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
     for _ in range(2):
-        process = practice.start("up")
-        time.sleep(moments.uniform(0.2, 12))  # the random moment itself: there is nothing to await
-        kill(process)
-        ran = practice.vlaunch("up")
-        assert ran.code == 0, f"seed {seed}: {ran.said}"
-        assert practice.vlaunch("down", "--yes").code == 0
+        process = lab_cluster.start("up")
+        time.sleep(moments.uniform(0.2, 12))  # the random moment itself: no condition to await
+        kill_session(process)
+        result = lab_cluster.vlaunch("up")
+        assert result.code == 0, f"seed {seed}: {result.output}"
+        assert lab_cluster.vlaunch("down", "--yes").code == 0
 
 
 # -- Serving ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def up(practice: Practice) -> Iterator[Practice]:
+def up(lab_cluster: LabCluster) -> Iterator[LabCluster]:
     """A cluster that is up."""
-    practice.write()
-    ran = practice.vlaunch("up")
-    assert ran.code == 0, ran.said
-    yield practice
-    practice.vlaunch("down", "--yes")
+    lab_cluster.write()
+    result = lab_cluster.vlaunch("up")
+    assert result.code == 0, result.output
+    yield lab_cluster
+    lab_cluster.vlaunch("down", "--yes")
 
 
-def test_model_missing_on_one_node(up: Practice) -> None:
-    """A model path that one node lacks is refused before anything is started, with that node
-    named.
+def test_model_missing_on_one_node(up: LabCluster) -> None:
+    """A model path that is missing on one node is refused before anything starts; the error names
+    the node.
     """
     home = up.lab.host("node1").root / "data/huggingface"
     shutil.copytree(home / "tiny-llama", home / "only-here")
     try:
-        ran = up.vlaunch("serve", "--model", "/data/huggingface/only-here")
+        result = up.vlaunch("serve", "--model", "/data/huggingface/only-here")
     finally:
         shutil.rmtree(home / "only-here")
 
-    refused(ran, "node2", "only-here", code=1)
+    assert_error(result, "node2", "only-here")
 
 
-def test_heads_that_do_not_divide(up: Practice) -> None:
-    """A TP that the model's attention heads cannot be split into is refused; the nodes' config.json
-    says how many there are.
+def test_heads_that_do_not_divide(up: LabCluster) -> None:
+    """A TP that does not divide the model's attention heads is refused; the nodes' config.json has
+    their number.
     """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
@@ -379,28 +377,28 @@ def test_heads_that_do_not_divide(up: Practice) -> None:
         }
         (home / "three-heads/config.json").write_text(json.dumps(config))
     try:
-        ran = up.vlaunch(
+        result = up.vlaunch(
             "serve", "--model", "/data/huggingface/three-heads", "--tp", "2", "--pp", "1"
         )
     finally:
         for home in homes:
             shutil.rmtree(home / "three-heads")
 
-    refused(
-        ran,
+    assert_error(
+        result,
         "TP 2 × PP 1 cannot run: the model's 3 attention heads cannot be divided by TP 2",
         "GPUs: node1 1, node2 1",
         "these work: `--tp 1 --pp 2`",
-        code=2,
+        codes=(2,),
     )
 
 
-def test_model_that_does_not_load(up: Practice) -> None:
-    """A model whose weights are broken: vLLM's reason is shown as soon as it is printed, and `stop`
+def test_model_that_does_not_load(up: LabCluster) -> None:
+    """A model with broken weights: vLLM's reason is shown as soon as it is printed, and `stop`
     cleans up.
 
-    No node is named, for the weights are broken on both. The network check is skipped, which is
-    said loudly, and nothing is measured.
+    No node is named, because the weights are broken on both. The network check is skipped with a
+    warning.
     """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
@@ -408,7 +406,7 @@ def test_model_that_does_not_load(up: Practice) -> None:
         for weights in (home / "broken").glob("*.safetensors"):
             weights.write_bytes(b"not weights")
     try:
-        ran = up.vlaunch(
+        result = up.vlaunch(
             "serve", "--model", "/data/huggingface/broken", "--skip-network-check", timeout=400
         )
         stop = up.vlaunch("stop")
@@ -416,13 +414,13 @@ def test_model_that_does_not_load(up: Practice) -> None:
         for home in homes:
             shutil.rmtree(home / "broken")
 
-    refused(ran)
+    assert_error(result)
     assert re.search(
         r"^error: the server .*SafetensorError: Error while deserializing header",
-        ran.err,
+        result.err,
         re.MULTILINE,
-    ), ran.err
-    assert "NETWORK CHECK SKIPPED" in ran.err
-    assert "Check the network" not in ran.err
-    assert stop.code == 0, stop.said
+    ), result.err
+    assert "NETWORK CHECK SKIPPED" in result.err
+    assert "Check the network" not in result.err
+    assert stop.code == 0, stop.output
     assert "0.0/2.0 GPU" in up.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")

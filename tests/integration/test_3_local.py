@@ -1,5 +1,5 @@
-"""A node may be the machine one sits at: the same plan, run on a practice host itself, without
-SSH.
+"""A node that is the operator's own machine: the same plan, run on a lab host itself,
+without SSH.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import yaml
 import launcher
 from benchmarks.faults import host_faults
 from launcher.tools import derived
-from tests.integration.conftest import Practice
+from tests.integration.conftest import LabCluster
 
 pytestmark = pytest.mark.lab
 
@@ -26,13 +27,13 @@ _HOST = "node2"
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """An operator on a practice host that has `vlaunch`, with an inventory of that host alone."""
+    """An operator on a lab host with `vlaunch` and an inventory of that host alone."""
 
-    practice: Practice
+    lab_cluster: LabCluster
     python: str
 
-    def vlaunch(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Run `vlaunch` there."""
+    def vlaunch(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run `vlaunch` on the host."""
         paths = (
             "HOME=/root",
             "PYTHONPATH=/root/seat/site-packages:/root/seat/project",
@@ -40,29 +41,28 @@ class LocalOperator:
         )
         program = ("-c", "from launcher.cli.main import main; main()")
         return host_faults.enter(
-            self.practice.lab.host(_HOST),
+            self.lab_cluster.lab.host(_HOST),
             "env",
             *paths,
             self.python,
             *program,
-            *words,
+            *arguments,
             timeout=timeout,
         )
 
 
 @pytest.fixture(scope="module")
-def operator(practice: Practice) -> LocalOperator:
-    """Install this Python, its packages and `vlaunch` on a practice host, which has no way to a
-    package index.
+def operator(lab_cluster: LabCluster) -> Iterator[LocalOperator]:
+    """Install this Python, its packages and `vlaunch` on a lab host, which reaches no package
+    index.
 
-    Ray's image is brought there as another operator would have done it before, unless tests before
-    this one have.
+    `up` puts Ray's image on the host first, unless earlier tests have.
     """
-    practice.write()
-    if not practice.docker(_HOST, "images", "--quiet", derived.REPOSITORY):
-        assert practice.vlaunch("up").code == 0
-        assert practice.vlaunch("down", "--yes").code == 0
-    home = practice.lab.host(_HOST).root / "root"
+    lab_cluster.write()
+    if not lab_cluster.docker(_HOST, "images", "--quiet", derived.REPOSITORY):
+        assert lab_cluster.vlaunch("up").code == 0
+        assert lab_cluster.vlaunch("down", "--yes").code == 0
+    home = lab_cluster.lab.host(_HOST).root / "root"
     _copy(Path(sysconfig.get_path("purelib")), home / "seat/site-packages")
     _copy(Path(launcher.__file__).parent, home / "seat/project/launcher")
     python = Path(sys.base_prefix) / f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -77,27 +77,33 @@ def operator(practice: Practice) -> LocalOperator:
         for library in (python.parents[1] / "lib").glob("libpython*"):
             shutil.copy2(library, home / "seat/python/lib")
         python = Path("/root/seat/python/bin") / python.name
-    document = yaml.safe_load(practice.lab.inventory.read_text())
+    document = yaml.safe_load(lab_cluster.lab.inventory.read_text())
     node = next(node for node in document["nodes"] if node["name"] == _HOST)
     document |= {"cluster": "seat", "connection": "local", "nodes": [node]}
-    document.pop("ssh")
+    del document["ssh"], document["front"]
     (home / "inventory.yaml").write_text(yaml.safe_dump(document))
-    return LocalOperator(practice=practice, python=str(python))
+    operator = LocalOperator(lab_cluster=lab_cluster, python=str(python))
+    yield operator
+    operator.vlaunch("down", "--yes")
 
 
-def _copy(source: Path, target: Path, *unneeded: str) -> None:
-    ignored = shutil.ignore_patterns("test", "__pycache__", *unneeded)
+def _copy(source: Path, target: Path, *excluded: str) -> None:
+    ignored = shutil.ignore_patterns("test", "__pycache__", *excluded)
     shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
 
-def test_up_serve_chat_and_down_without_ssh(
-    practice: Practice, down: Practice, operator: LocalOperator
-) -> None:
-    """One node with one slot needs neither TP nor PP; `up`, `serve`, `chat` and `down` work through
-    Docker's own socket.
-    """
+def test_up_without_ssh(down: LabCluster, operator: LocalOperator) -> None:
+    """Through the local Docker socket; commands reach the container."""
     up = operator.vlaunch("up", "/root/inventory.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
+    ray = operator.vlaunch("exec", "--", "ray", "status")
+    assert (ray.returncode, "0.0/1.0 GPU" in ray.stdout) == (0, True), ray.stdout + ray.stderr
+
+
+@pytest.mark.long
+def test_serve_and_chat_without_ssh(operator: LocalOperator) -> None:
+    """One node with one slot needs neither TP nor PP."""
+    assert operator.vlaunch("up", "/root/inventory.yaml").returncode == 0
     serve = operator.vlaunch("serve", timeout=420)
     assert serve.returncode == 0, serve.stdout + serve.stderr
     chat = operator.vlaunch("chat", "--max-tokens", "4", "Hello")
@@ -105,7 +111,11 @@ def test_up_serve_chat_and_down_without_ssh(
     assert chat.stdout.strip()
     logs = operator.vlaunch("logs", "--tail", "3")
     assert logs.returncode == 0, logs.stdout + logs.stderr
+
+
+def test_down_without_ssh(lab_cluster: LabCluster, operator: LocalOperator) -> None:
+    """It leaves nothing."""
     gone = operator.vlaunch("down", "--yes")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert "nothing is left" in gone.stderr
-    assert practice.containers() == {}
+    assert lab_cluster.containers() == {}

@@ -1,4 +1,4 @@
-"""An inventory from bare host names: found out, written, and used as it is."""
+"""An inventory from bare host names: scanned, written, and used unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from launcher.inventory.load import load
 from launcher.lab import image
-from tests.integration.conftest import VLAUNCH, Practice
+from tests.integration.conftest import VLAUNCH, LabCluster
 from tests.ssh import sshd
 
 pytestmark = pytest.mark.lab
@@ -20,10 +20,8 @@ Vlaunch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
-    """The command line of somebody whose `~/.ssh/config` knows the hosts by name, in an empty
-    folder.
-    """
+def vlaunch(bare: LabCluster, tmp_path: Path) -> Iterator[Vlaunch]:
+    """The command of a user whose `~/.ssh/config` has the hosts' names, in an empty folder."""
     home = sshd.make_home(
         tmp_path,
         "".join(
@@ -34,7 +32,7 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
     )
     folder = tmp_path / "work"
     folder.mkdir()
-    # what was downloaded stays downloaded
+    # keeps earlier downloads
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     env = {key: value for key, value in bare.environment().items() if key != "VLAUNCH_INVENTORY"}
     env |= {
@@ -44,9 +42,9 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
     }
     env.pop("SSH_AUTH_SOCK", None)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [VLAUNCH, *words],
+            [VLAUNCH, *arguments],
             cwd=folder,
             env=env,
             capture_output=True,
@@ -61,33 +59,33 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
         assert run("down", "--yes").returncode == 0
 
 
-def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
-    trio: Practice, vlaunch: Vlaunch, tmp_path: Path
+def test_an_inventory_from_bare_names_starts_the_cluster(
+    trio: LabCluster, vlaunch: Vlaunch, tmp_path: Path
 ) -> None:
-    """Three names in, three nodes in Ray."""
-    names = [host.name for host in trio.lab.hosts]
-    wrote = vlaunch("init", *names)
-    assert wrote.returncode == 0, wrote.stdout + wrote.stderr
+    """Two names as input, two nodes in Ray."""
+    hosts = trio.lab.hosts[:2]
+    result = vlaunch("init", *(host.name for host in hosts))
+    assert result.returncode == 0, result.stdout + result.stderr
 
-    written = load(tmp_path / "work/inventory.yaml")
-    assert [(node.name, node.ip, node.interface) for node in written.nodes] == [
-        (host.name, host.ip, "eth0") for host in trio.lab.hosts
+    inventory = load(tmp_path / "work/inventory.yaml")
+    assert [(node.name, node.ip, node.interface) for node in inventory.nodes] == [
+        (host.name, host.ip, "eth0") for host in hosts
     ]
-    assert (written.accelerator, written.image) == ("cpu", image.NAME)
+    assert (inventory.accelerator, inventory.image) == ("cpu", image.NAME)
 
     up = vlaunch("up")
     assert up.returncode == 0, up.stdout + up.stderr
-    assert f"cluster {written.cluster} is up: 3 nodes" in up.stderr
+    assert f"cluster {inventory.cluster} is up: 2 nodes" in up.stderr
     down = vlaunch("down", "--yes")
     assert down.returncode == 0, down.stdout + down.stderr
 
 
-def test_a_login_without_rights_on_docker_gets_them_through_sudo(
-    trio: Practice, vlaunch: Vlaunch, tmp_path: Path
+def test_a_user_without_docker_rights_gets_sudo(
+    trio: LabCluster, vlaunch: Vlaunch, tmp_path: Path
 ) -> None:
-    """Found out on the host, and written for it."""
-    wrote = vlaunch("init", "node1", "ops@node2", "node3")
-    assert wrote.returncode == 0, wrote.stdout + wrote.stderr
+    """Detected on the host, and written for it alone."""
+    result = vlaunch("init", "node1", "ops@node2", "node3")
+    assert result.returncode == 0, result.stdout + result.stderr
 
     assert [node.docker for node in load(tmp_path / "work/inventory.yaml").nodes] == [
         ("docker",),

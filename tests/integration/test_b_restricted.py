@@ -1,7 +1,7 @@
-"""A login that may run only Docker through sudo; Ray without its token; and secrets: new ones, and
-none on any disk.
+"""An SSH user that may run only Docker through sudo; Ray without its token; secrets: rotated, and
+on no disk.
 
-Each test stands on the one before.
+Each test depends on the one before.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
+from tests.integration.conftest import API_KEY, HF_TOKEN, LabCluster
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 Document = dict[str, Any]
-# What a GET or POST without a token, with a wrong one, and with the right one is answered, from
-# inside the head's container.
-_ASK = """
+# HTTP status of requests without a token, with a wrong one, and with the right one, from inside the
+# head's container.
+_SEND_REQUESTS = """
 import json, sys, urllib.error, urllib.request
 token = open("/run/vlaunch/secrets/RAY_AUTH_TOKEN").read().strip()
-def ask(url, given, body=None):
+def send(url, token, body=None):
     headers = {"Content-Type": "application/json"}
-    if given:
-        headers["Authorization"] = "Bearer " + given
+    if token:
+        headers["Authorization"] = "Bearer " + token
     try:
         request = urllib.request.Request(url, body, headers)
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -36,9 +36,9 @@ def ask(url, given, body=None):
 job = json.dumps({"entrypoint": "touch /tmp/nobody-asked-for-this"}).encode()
 jobs = "http://127.0.0.1:8265/api/jobs/"
 print(json.dumps({
-    "list": [ask(jobs, ""), ask(jobs, "x" * 64), ask(jobs, token)],
-    "submit": [ask(jobs, "", job), ask(jobs, "x" * 64, job)],
-    "nodes": [ask("http://127.0.0.1:8265/api/v0/nodes", each) for each in ("", token)],
+    "list": [send(jobs, ""), send(jobs, "x" * 64), send(jobs, token)],
+    "submit": [send(jobs, "", job), send(jobs, "x" * 64, job)],
+    "nodes": [send("http://127.0.0.1:8265/api/v0/nodes", key) for key in ("", token)],
 }))
 """
 
@@ -50,33 +50,33 @@ def _restricted(document: Document) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def clean(practice: Practice) -> None:
-    """Begin with nothing, and with the login that this module is about."""
-    practice.write()
-    assert practice.vlaunch("down", "--yes").code == 0
-    practice.write(_restricted)
+def clean(lab_cluster: LabCluster) -> None:
+    """Start without a cluster, and with the restricted SSH user."""
+    lab_cluster.write()
+    assert lab_cluster.vlaunch("down", "--yes").code == 0
+    lab_cluster.write(_restricted)
 
 
-def test_the_login_may_do_nothing_else(practice: Practice) -> None:
-    """Neither talk to Docker itself, nor run anything but Docker as root."""
-    for host in practice.lab.hosts:
+def test_the_user_is_restricted(lab_cluster: LabCluster) -> None:
+    """It can neither use Docker directly, nor run anything else as root."""
+    for host in lab_cluster.lab.hosts:
         as_ops = ("setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups")
         script = (
             'docker ps >/dev/null 2>&1; echo "$?"; sudo -n true 2>/dev/null; echo "$?"; sudo -n'
             ' docker ps >/dev/null; echo "$?"'
         )
-        direct, anything, through = practice.on(host.name, *as_ops, "sh", "-c", script).split()
+        direct, anything, through = lab_cluster.on(host.name, *as_ops, "sh", "-c", script).split()
 
         assert (direct != "0", anything != "0", through) == (True, True, "0")
 
 
-def test_up(practice: Practice) -> None:
-    """As for any other login; its files are its own and nobody else's."""
-    ran = practice.vlaunch("up", timeout=400)
+def test_up(lab_cluster: LabCluster) -> None:
+    """As for any other user; its files are readable by it alone."""
+    result = lab_cluster.vlaunch("up", timeout=400)
 
-    assert ran.code == 0, ran.said
-    for host in practice.lab.hosts:
-        listed = practice.on(
+    assert result.code == 0, result.output
+    for host in lab_cluster.lab.hosts:
+        listed = lab_cluster.on(
             host.name,
             "sh",
             "-c",
@@ -87,122 +87,130 @@ def test_up(practice: Practice) -> None:
         assert {row[1] for row in rows if "directory" in row[2]} == {"700"}
         assert {row[1] for row in rows if "regular" in row[2]} == {"600"}
         assert sum("regular" in row[2] for row in rows) == 3
-    seen = practice.vlaunch("secrets", "list", "--json")
-    assert seen.code == 0, seen.said
-    assert [row["name"] for row in json.loads(seen.out)["secrets"]] == [
+    listed_secrets = lab_cluster.vlaunch("secrets", "list", "--json")
+    assert listed_secrets.code == 0, listed_secrets.output
+    assert [row["name"] for row in json.loads(listed_secrets.out)["secrets"]] == [
         "HF_TOKEN",
         "VLLM_API_KEY",
         "RAY_AUTH_TOKEN",
     ]
 
 
-def test_ray_refuses_whoever_has_no_token(practice: Practice) -> None:
-    """Its job API, its state API, and the job API of the agents, which the network can reach."""
-    container = next(name for name in practice.containers() if name.endswith("node1"))
-    said = json.loads(practice.docker("node1", "exec", container, "python3", "-c", _ASK))
+def test_ray_refuses_clients_without_a_token(lab_cluster: LabCluster) -> None:
+    """On its job API, its state API, and the job API of the agents, which the network can reach."""
+    container = next(name for name in lab_cluster.containers() if name.endswith("node1"))
+    codes = json.loads(
+        lab_cluster.docker("node1", "exec", container, "python3", "-c", _SEND_REQUESTS)
+    )
 
-    assert said["list"] == [401, 403, 200] or said["list"] == [401, 401, 200]
-    assert said["submit"][0] == 401
-    assert said["submit"][1] in (401, 403)
-    assert said["nodes"] == [401, 200]
+    assert codes["list"] == [401, 403, 200] or codes["list"] == [401, 401, 200]
+    assert codes["submit"][0] == 401
+    assert codes["submit"][1] in (401, 403)
+    assert codes["nodes"] == [401, 200]
     assert (
-        practice.docker(
+        lab_cluster.docker(
             "node1", "exec", container, "sh", "-c", "ls /tmp | grep -c nobody-asked || true"
         ).strip()
         == "0"
     )
-    for host in practice.lab.hosts:
+    for host in lab_cluster.lab.hosts:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://{host.ip}:52365/api/job_agent/jobs/", timeout=10)
         assert refused.value.code == 401
         refused.value.close()
 
 
-def test_the_dashboard_is_on_loopback_only(practice: Practice) -> None:
-    """Nobody outside of the head can even connect."""
+def test_the_dashboard_is_on_loopback_only(lab_cluster: LabCluster) -> None:
+    """No other host can connect."""
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://{practice.lab.hosts[0].ip}:8265/", timeout=5)
+        urllib.request.urlopen(f"http://{lab_cluster.lab.hosts[0].ip}:8265/", timeout=5)
 
 
-def test_serve_chat_stop(practice: Practice) -> None:
-    """The whole way, and the end of it."""
-    assert practice.vlaunch("serve", timeout=420).code == 0
-    ran = practice.vlaunch("chat", "--max-tokens", "4", "Hi")
-    assert ran.code == 0, ran.said
-    assert practice.vlaunch("status", "--json").code == 0
-    assert practice.vlaunch("stop", timeout=120).code == 0
+def test_serve_chat_stop(lab_cluster: LabCluster) -> None:
+    """The main workflow."""
+    assert lab_cluster.vlaunch("serve", timeout=420).code == 0
+    result = lab_cluster.vlaunch("chat", "--max-tokens", "4", "Hi")
+    assert result.code == 0, result.output
+    assert lab_cluster.vlaunch("status", "--json").code == 0
+    assert lab_cluster.vlaunch("stop", timeout=120).code == 0
 
 
-def test_rotate(practice: Practice) -> None:
-    """Another token on every node, the same on all; the cluster works with it."""
+def test_rotate(lab_cluster: LabCluster) -> None:
+    """A new token, the same on every node; the cluster works with it."""
     path = "/home/ops/.vlaunch/*/secrets/RAY_AUTH_TOKEN"
-    before = {practice.on(host.name, "sh", "-c", f"cat {path}") for host in practice.lab.hosts}
-    ran = practice.vlaunch("secrets", "rotate", timeout=400)  # no server runs: there is no prompt
-    after = {practice.on(host.name, "sh", "-c", f"cat {path}") for host in practice.lab.hosts}
+    before = {
+        lab_cluster.on(host.name, "sh", "-c", f"cat {path}") for host in lab_cluster.lab.hosts
+    }
+    result = lab_cluster.vlaunch(
+        "secrets", "rotate", timeout=400
+    )  # no server runs: there is no prompt
+    after = {lab_cluster.on(host.name, "sh", "-c", f"cat {path}") for host in lab_cluster.lab.hosts}
 
-    assert ran.code == 0, ran.said
+    assert result.code == 0, result.output
     assert (len(before), len(after), before & after) == (1, 1, set())
-    assert practice.vlaunch("status", "--json").code == 0
-    container = next(name for name in practice.containers() if name.endswith("node1"))
+    assert lab_cluster.vlaunch("status", "--json").code == 0
+    container = next(name for name in lab_cluster.containers() if name.endswith("node1"))
     assert (
-        json.loads(practice.docker("node1", "exec", container, "python3", "-c", _ASK))["list"][-1]
+        json.loads(lab_cluster.docker("node1", "exec", container, "python3", "-c", _SEND_REQUESTS))[
+            "list"
+        ][-1]
         == 200
     )
 
 
-def test_down_leaves_nothing(practice: Practice) -> None:
-    """Verified by the command, and once more from outside."""
-    ran = practice.vlaunch("down", "--yes")
+def test_down_leaves_nothing(lab_cluster: LabCluster) -> None:
+    """Verified by the command, and by a search of the hosts."""
+    result = lab_cluster.vlaunch("down", "--yes")
 
-    assert ran.code == 0, ran.said
-    assert practice.containers() == {}
-    for host in practice.lab.hosts:
-        found = practice.on(
+    assert result.code == 0, result.output
+    assert lab_cluster.containers() == {}
+    for host in lab_cluster.lab.hosts:
+        files = lab_cluster.on(
             host.name,
             "sh",
             "-c",
             "find / -xdev -path /proc -prune -o -name RAY_AUTH_TOKEN -print 2>/dev/null",
         )
-        assert found.strip() == ""
+        assert files.strip() == ""
 
 
-def test_no_secret_was_said(practice: Practice) -> None:
-    """In all that the commands of this session printed."""
-    said = "\n".join(practice.said)
+def test_no_secret_was_printed(lab_cluster: LabCluster) -> None:
+    """In all output of this session's commands."""
+    output = "\n".join(lab_cluster.outputs)
 
-    assert HF_TOKEN not in said
-    assert API_KEY not in said
+    assert HF_TOKEN not in output
+    assert API_KEY not in output
 
 
-def test_secrets_in_memory(practice: Practice) -> None:
-    """No disk has them; a node that lost them is brought back by `up`; `down` removes them."""
-    practice.write(lambda document: document.update(secrets_in="memory"))
-    ran = practice.vlaunch("up", timeout=400)
-    assert ran.code == 0, ran.said
-    for host in practice.lab.hosts:
+def test_secrets_in_memory(lab_cluster: LabCluster) -> None:
+    """No disk has them; `up` restores a node that lost them; `down` removes them."""
+    lab_cluster.write(lambda document: document.update(secrets_in="memory"))
+    result = lab_cluster.vlaunch("up", timeout=400)
+    assert result.code == 0, result.output
+    for host in lab_cluster.lab.hosts:
         assert (
-            practice.on(
+            lab_cluster.on(
                 host.name, "sh", "-c", "ls -d /root/.vlaunch/*/secrets 2>/dev/null || true"
             ).strip()
             == ""
         )
-        names = practice.on(
+        names = lab_cluster.on(
             host.name,
             "sh",
             "-c",
             "ls /run/vlaunch-root/*/secrets /dev/shm/vlaunch-root/*/secrets 2>/dev/null",
         )
         assert {"HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN"} <= set(names.split())
-    # what a reboot does
-    practice.on("node2", "sh", "-c", "rm -rf /run/vlaunch-root /dev/shm/vlaunch-root")
-    ran = practice.vlaunch("up", timeout=400)
-    assert ran.code == 0, ran.said
-    assert "node2: its secrets are gone" in ran.err
-    ran = practice.vlaunch("down", "--yes")
-    assert ran.code == 0, ran.said
-    for host in practice.lab.hosts:
+    # as after a reboot
+    lab_cluster.on("node2", "sh", "-c", "rm -rf /run/vlaunch-root /dev/shm/vlaunch-root")
+    result = lab_cluster.vlaunch("up", timeout=400)
+    assert result.code == 0, result.output
+    assert "node2: its secrets are gone" in result.err
+    result = lab_cluster.vlaunch("down", "--yes")
+    assert result.code == 0, result.output
+    for host in lab_cluster.lab.hosts:
         assert (
-            practice.on(
+            lab_cluster.on(
                 host.name,
                 "sh",
                 "-c",

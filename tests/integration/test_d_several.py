@@ -1,6 +1,6 @@
-"""Several servers at once on three practice hosts: what happens to one does not touch another.
+"""Several servers at once on three lab hosts: faults of one do not affect another.
 
-Each test stands on the one before.
+Each test depends on the one before.
 """
 
 from __future__ import annotations
@@ -10,85 +10,88 @@ import time
 import pytest
 
 from benchmarks.faults import host_faults
-from tests.integration.conftest import Practice
+from tests.integration.conftest import LabCluster
 from tests.integration.servers import (
     REBOOT,
-    answers,
-    asking,
     await_state,
-    crash,
-    lost,
-    record,
+    crash_engine,
+    failed_requests,
+    query_model,
+    query_status,
+    read_record,
     serve,
-    status,
+    steady_traffic,
 )
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
-# `apart` is alone on node3; `both` takes the two other nodes, in Ray or outside of it.
+# `apart` runs alone on node3; `both` takes the two other nodes, in Ray or outside of it.
 APART = ("--name", "apart", "--backend", "mp", "--nodes", "node3", "--port", "8001")
 BOTH = ("--name", "both")
-_START = 200.0  # seconds for a start on two cores that do other things, too
+_START = 200.0  # seconds for a start on two busy cores
 
 
 @pytest.fixture(scope="module")
-def cluster(bare: Practice) -> Practice:
+def cluster(bare: LabCluster) -> LabCluster:
     """Three nodes, no server."""
     bare.write()
-    ran = bare.vlaunch("up")
-    assert ran.code == 0, ran.said
+    result = bare.vlaunch("up")
+    assert result.code == 0, result.output
     return bare
 
 
-def test_two_servers_by_two_backends(cluster: Practice) -> None:
-    """One beside Ray, one in what Ray has left; each answers at its own port, and each command
-    knows their names.
+def test_two_servers_by_two_backends(cluster: LabCluster) -> None:
+    """One beside Ray, one on the rest of the GPUs; each answers at its own port, and each command
+    accepts their names.
     """
     serve(cluster, *APART)
     serve(cluster, *BOTH, "--tp", "1", "--pp", "2")
-    ran, _ = status(cluster)
+    result, _ = query_status(cluster)
 
-    assert ran.code == 0, ran.said
-    assert answers(cluster, "node3", 8001).ok
-    assert answers(cluster).ok
+    assert result.code == 0, result.output
+    assert query_model(cluster, "node3", 8001).ok
+    assert query_model(cluster).ok
     for name in ("apart", "both"):
         chat = cluster.vlaunch("chat", "--server", name, "--max-tokens", "4", "Hi")
-        assert (chat.code, bool(chat.out.strip())) == (0, True), chat.said
+        assert (chat.code, bool(chat.out.strip())) == (0, True), chat.output
     unclear = cluster.vlaunch("chat", "Hi")
     assert (unclear.code, "`apart`" in unclear.err, "`both`" in unclear.err) == (2, True, True)
     assert "node3/apart: " in cluster.vlaunch("logs", "--server", "apart").out
 
 
-def test_there_is_no_room_for_a_third(cluster: Practice) -> None:
-    """Who holds the GPUs and the port is said."""
-    ran = cluster.vlaunch(
+def test_a_third_server_does_not_fit(cluster: LabCluster) -> None:
+    """The error names the users of the GPUs and the port."""
+    result = cluster.vlaunch(
         "serve", "--name", "third", "--backend", "mp", "--nodes", "node3", "--port", "8001"
     )
 
-    assert ran.code == 1, ran.said
-    assert "server `apart` uses 1" in ran.err
-    assert "vlaunch stop apart" in ran.err
-    assert "port 8001 on node3 is in use by server `apart`" in ran.err
+    assert result.code == 1, result.output
+    assert "server `apart` uses 1" in result.err
+    assert "vlaunch stop apart" in result.err
+    assert "port 8001 on node3 is in use by server `apart`" in result.err
 
 
-def test_one_dies_again_and_again(cluster: Practice) -> None:
-    """The other loses no request, and its engine is the same."""
-    before = record(cluster, "both")
-    with asking(cluster) as traffic:
+def test_a_server_dies_repeatedly(cluster: LabCluster) -> None:
+    """The other loses no request, and keeps its engine."""
+    before = read_record(cluster, "both")
+    with steady_traffic(cluster) as traffic:
         for _ in range(2):
-            crash(cluster, "node3", "apart")
+            crash_engine(cluster, "node3", "apart")
         await_state(cluster, "answering", name="apart", within=_START)
 
-    assert lost(traffic) == []
+    assert failed_requests(traffic) == []
     assert len(traffic.samples) > 10
-    assert (record(cluster, "both")["generation"], record(cluster, "both")["fault_count"]) == (
+    assert (
+        read_record(cluster, "both")["generation"],
+        read_record(cluster, "both")["fault_count"],
+    ) == (
         before["generation"],
         0,
     )
 
 
-def test_all_hosts_reboot(cluster: Practice) -> None:
-    """Both are back, and nobody has typed a word."""
+def test_all_hosts_reboot(cluster: LabCluster) -> None:
+    """Both come back by themselves."""
     for host in cluster.lab.hosts:
         host_faults.power_off(host)
     for host in cluster.lab.hosts:
@@ -96,44 +99,44 @@ def test_all_hosts_reboot(cluster: Practice) -> None:
     for name in ("apart", "both"):
         await_state(cluster, "answering", name=name, within=2 * _START + REBOOT)
 
-    assert answers(cluster, "node3", 8001).ok
-    assert answers(cluster).ok
+    assert query_model(cluster, "node3", 8001).ok
+    assert query_model(cluster).ok
 
 
-def test_stop_of_one_leaves_the_other(cluster: Practice) -> None:
-    """Its name is needed while there are two."""
+def test_stop_keeps_the_other_server(cluster: LabCluster) -> None:
+    """Its name is required while two servers run."""
     unclear = cluster.vlaunch("stop")
-    with asking(cluster, "node3", 8001) as traffic:
+    with steady_traffic(cluster, "node3", 8001) as traffic:
         stopped = cluster.vlaunch("stop", "both")
         time.sleep(3)
 
-    assert (unclear.code, "vlaunch stop --all" in unclear.err) == (2, True), unclear.said
-    assert stopped.code == 0, stopped.said
-    assert lost(traffic) == []
-    assert status(cluster, "both")[1]["state"] == "none"
-    assert status(cluster, "apart")[1]["state"] == "answering"
+    assert (unclear.code, "vlaunch stop --all" in unclear.err) == (2, True), unclear.output
+    assert stopped.code == 0, stopped.output
+    assert failed_requests(traffic) == []
+    assert query_status(cluster, "both")[1]["state"] == "none"
+    assert query_status(cluster, "apart")[1]["state"] == "answering"
 
 
-def test_two_servers_outside_of_ray(cluster: Practice) -> None:
-    """On nodes that `--nodes` names; the one that spans two dies again and again, the other loses
-    no request.
+def test_two_servers_outside_of_ray(cluster: LabCluster) -> None:
+    """On the nodes of `--nodes`; the one on two nodes dies repeatedly, the other loses no
+    request.
     """
     serve(cluster, *BOTH, "--backend", "mp", "--nodes", "node[1-2]")
-    with asking(cluster, "node3", 8001) as traffic:
+    with steady_traffic(cluster, "node3", 8001) as traffic:
         for _ in range(2):
-            crash(cluster, "node1", "both")
+            crash_engine(cluster, "node1", "both")
         await_state(cluster, "answering", name="both", within=_START)
 
-    assert lost(traffic) == []
-    assert answers(cluster).ok
+    assert failed_requests(traffic) == []
+    assert query_model(cluster).ok
 
 
-def test_all_are_stopped(cluster: Practice) -> None:
-    """In one command; `down` leaves nothing."""
+def test_all_are_stopped(cluster: LabCluster) -> None:
+    """With one command; `down` leaves nothing."""
     stopped = cluster.vlaunch("stop", "--all")
-    ran = cluster.vlaunch("down", "--yes")
+    result = cluster.vlaunch("down", "--yes")
 
-    assert stopped.code == 0, stopped.said
+    assert stopped.code == 0, stopped.output
     assert "vllm serve" not in cluster.command_lines()
-    assert ran.code == 0, ran.said
+    assert result.code == 0, result.output
     assert cluster.containers() == {}

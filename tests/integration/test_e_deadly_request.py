@@ -1,8 +1,8 @@
-"""A request that kills the engine each time it is sent: cause and pauses are shown, and when it
-stops coming, all is well.
+"""A request that kills the engine each time: cause and pauses are shown, and the server recovers
+when it stops.
 
-vLLM loads a plugin that lies on the hosts; it raises in the engine when a request asks for a
-certain number of tokens.
+vLLM loads a plugin from the hosts, which raises in the engine when a request has a certain number
+of tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ from typing import Any
 import pytest
 
 from launcher.lab.host_configs import MODEL
-from tests.integration.batches import until
-from tests.integration.conftest import API_KEY, Practice
-from tests.integration.servers import answers, asking, await_state, lost, record, serve, status, url
+from tests.integration.batches import wait_until
+from tests.integration.conftest import API_KEY, LabCluster
+from tests.integration.servers import (
+    await_state,
+    failed_requests,
+    query_model,
+    query_status,
+    read_record,
+    serve,
+    steady_traffic,
+    url,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
@@ -33,10 +42,10 @@ def register():
 
     add = core.EngineCore.add_request
 
-    def add_request(self, request, *more):
+    def add_request(self, request, *args):
         if request.max_tokens == {_TOKENS}:
             raise RuntimeError("{_CAUSE}")
-        return add(self, request, *more)
+        return add(self, request, *args)
 
     core.EngineCore.add_request = add_request
 '''
@@ -48,9 +57,9 @@ _FILES = {
 
 
 @pytest.fixture(scope="module")
-def cluster(practice: Practice) -> Iterator[Practice]:
+def cluster(lab_cluster: LabCluster) -> Iterator[LabCluster]:
     """A server on each node, both with the plugin."""
-    for host in practice.lab.hosts:
+    for host in lab_cluster.lab.hosts:
         for name, text in _FILES.items():
             path = host.root / _FOLDER.lstrip("/") / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,21 +69,21 @@ def cluster(practice: Practice) -> Iterator[Practice]:
         document["mounts"] = [{"source": _FOLDER, "target": _FOLDER, "read_only": True}]
         document["env"]["PYTHONPATH"] = _FOLDER
 
-    practice.write()
-    assert practice.vlaunch("down", "--yes").code == 0
-    practice.write(change)
-    up = practice.vlaunch("up")
-    assert up.code == 0, up.said
-    serve(practice, "--name", "well", "--backend", "mp", "--nodes", "node1")
-    serve(practice, "--name", "hit", "--backend", "mp", "--nodes", "node2", "--port", "8001")
-    yield practice
-    practice.vlaunch("down", "--yes")
-    practice.write()
+    lab_cluster.write()
+    assert lab_cluster.vlaunch("down", "--yes").code == 0
+    lab_cluster.write(change)
+    up = lab_cluster.vlaunch("up")
+    assert up.code == 0, up.output
+    serve(lab_cluster, "--name", "well", "--backend", "mp", "--nodes", "node1")
+    serve(lab_cluster, "--name", "hit", "--backend", "mp", "--nodes", "node2", "--port", "8001")
+    yield lab_cluster
+    lab_cluster.vlaunch("down", "--yes")
+    lab_cluster.write()
 
 
 @contextmanager
-def sending(practice: Practice) -> Iterator[None]:
-    """Send the deadly request every second while the block is entered."""
+def deadly_traffic(lab_cluster: LabCluster) -> Iterator[None]:
+    """Send the deadly request every second inside the block."""
     over = threading.Event()
     body = json.dumps({"model": MODEL, "prompt": "def", "max_tokens": _TOKENS}).encode()
     headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
@@ -82,10 +91,10 @@ def sending(practice: Practice) -> Iterator[None]:
     def send() -> None:
         while not over.wait(1):
             with suppress(OSError):
-                asked = urllib.request.Request(
-                    f"{url(practice, 'node2', 8001)}/completions", body, headers
+                request = urllib.request.Request(
+                    f"{url(lab_cluster, 'node2', 8001)}/completions", body, headers
                 )
-                urllib.request.urlopen(asked, timeout=10).close()
+                urllib.request.urlopen(request, timeout=10).close()
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -96,32 +105,34 @@ def sending(practice: Practice) -> Iterator[None]:
         thread.join()
 
 
-def test_it_kills_again_and_again(cluster: Practice) -> None:
-    """The cause is the engine's own words, pauses grow, `status` is red with the cause; the other
-    server is untouched.
+def test_it_kills_the_engine_repeatedly(cluster: LabCluster) -> None:
+    """The cause is the engine's own message, pauses grow, `status` is red with the cause; the other
+    server is not affected.
     """
-    before = record(cluster, "well")
-    with asking(cluster) as traffic, sending(cluster):
-        until(lambda: record(cluster, "hit")["fault_count"] >= 3, "it has died three times", 400)
-        until(lambda: record(cluster, "hit")["state"] == "pausing", "it pauses", 60)
-        ran, server = status(cluster, "hit")
-        shown = cluster.vlaunch("status")
-    found = server["observed"]
+    before = read_record(cluster, "well")
+    with steady_traffic(cluster) as traffic, deadly_traffic(cluster):
+        wait_until(
+            lambda: read_record(cluster, "hit")["fault_count"] >= 3, "it has died three times", 400
+        )
+        wait_until(lambda: read_record(cluster, "hit")["state"] == "pausing", "it pauses", 60)
+        result, server = query_status(cluster, "hit")
+        status_text = cluster.vlaunch("status")
+    observed = server["observed"]
 
-    assert (ran.code, server["state"], shown.code) == (1, "recovering", 1)
-    assert all(_CAUSE in fault["cause"] for fault in found["faults"])
-    assert [fault["pause"] for fault in found["faults"][:3]] == [5, 10, 20]
-    assert _CAUSE in shown.out
-    assert "next restart in" in shown.out
-    assert lost(traffic) == []
-    after = record(cluster, "well")
+    assert (result.code, server["state"], status_text.code) == (1, "recovering", 1)
+    assert all(_CAUSE in fault["cause"] for fault in observed["faults"])
+    assert [fault["pause"] for fault in observed["faults"][:3]] == [5, 10, 20]
+    assert _CAUSE in status_text.out
+    assert "next restart in" in status_text.out
+    assert failed_requests(traffic) == []
+    after = read_record(cluster, "well")
     assert (after["generation"], after["fault_count"]) == (before["generation"], 0)
 
 
-def test_it_is_back_when_the_request_stops_coming(cluster: Practice) -> None:
+def test_the_server_recovers_without_the_request(cluster: LabCluster) -> None:
     """By itself."""
     await_state(cluster, "answering", name="hit", within=300)
     time.sleep(5)
 
-    assert answers(cluster, "node2", 8001).ok
-    assert status(cluster, "hit")[0].code == 0
+    assert query_model(cluster, "node2", 8001).ok
+    assert query_status(cluster, "hit")[0].code == 0

@@ -1,5 +1,5 @@
-"""Batches of models that do not generate: their vectors and scores are those of the server, row by
-row, also when a replica dies.
+"""Batches of models that do not generate: vectors and scores equal those of the server, also when a
+replica dies.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ import pytest
 
 from launcher.lab import models
 from launcher.lab.layout import HF_HOME
-from tests.integration.batches import ARGS, Batch, kill_one
-from tests.integration.conftest import API_KEY, Practice
+from tests.integration.batches import ENGINE_ARGS, Batch, kill_process
+from tests.integration.conftest import API_KEY, LabCluster
 from tests.integration.servers import serve, url
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 ROWS, PAIRS, AT_ONCE, CLOSE = 10_000, 200, 500, 1e-3
 NUMBERS = 128  # of a vector of the tiny model
-POOLING = {key: value for key, value in ARGS.items() if key != "max_num_seqs"}
+POOLING = {key: value for key, value in ENGINE_ARGS.items() if key != "max_num_seqs"}
 
 
 @pytest.fixture(scope="module")
-def cluster(practice: Practice) -> Iterator[Practice]:
+def cluster(lab_cluster: LabCluster) -> Iterator[LabCluster]:
     """Two nodes, no server."""
-    practice.bring_up_anew()
-    yield practice
-    practice.vlaunch("down", "--yes")
+    lab_cluster.recreate()
+    yield lab_cluster
+    lab_cluster.vlaunch("down", "--yes")
 
 
-def text(number: int) -> str:
-    """A text of its own, and of its own length."""
+def make_text(number: int) -> str:
+    """Return a unique text of varying length."""
     return f"What comes after {number}? " + "Nothing. " * (number % 17)
 
 
-def asked(practice: Practice, path: str, **body: Any) -> list[dict[str, Any]]:
-    """Ask the server."""
+def send_request(lab_cluster: LabCluster, path: str, **body: Any) -> list[dict[str, Any]]:
+    """Send the server a request."""
     request = urllib.request.Request(
-        url(practice) + path,
+        url(lab_cluster) + path,
         data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=600) as answer:
-        found: list[dict[str, Any]] = json.load(answer)["data"]
-    return sorted(found, key=lambda each: int(each["index"]))
+        rows: list[dict[str, Any]] = json.load(answer)["data"]
+    return sorted(rows, key=lambda row: int(row["index"]))
 
 
-def apart(one: list[float], other: list[float]) -> float:
-    """Return the largest difference between two vectors' numbers."""
-    return max(abs(left - right) for left, right in zip(one, other, strict=True))
+def max_difference(vector: list[float], other: list[float]) -> float:
+    """Return the largest difference between two vectors."""
+    return max(abs(a - b) for a, b in zip(vector, other, strict=True))
 
 
-def test_vectors_are_those_of_the_server(cluster: Practice) -> None:
-    """Of ten thousand rows, each once, with a replica killed among them; a column of fixed
+def test_vectors_equal_those_of_the_server(cluster: LabCluster) -> None:
+    """Ten thousand rows, each once, with a replica killed meanwhile; the column has a fixed
     length.
     """
     model = f"{HF_HOME}/{models.EMBED}"
     job = Batch(cluster, "vectors").write(
-        [{"id": number, "prompt": text(number)} for number in range(ROWS)],
+        [{"id": number, "prompt": make_text(number)} for number in range(ROWS)],
         task="embed",
         model=model,
         keep=["id"],
         engine={"args": POOLING, "replicas": 2, "batch_size": 50},
     )
-    job.detach().under_way()
-    kill_one(cluster, "VLLM::EngineCore")
-    ran = job.run()
-    assert ran.code == 0, ran.said
+    job.detach().await_progress()
+    kill_process(cluster, "VLLM::EngineCore")
+    result = job.run()
+    assert result.code == 0, result.output
     assert job.progress["restarts"] >= 1
-    job.each_once(ROWS)
+    job.assert_complete(ROWS)
     table = pq.read_table(job.out / "rows").sort_by("row")
     assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), NUMBERS)
     rows = table.to_pylist()
@@ -95,45 +95,45 @@ def test_vectors_are_those_of_the_server(cluster: Practice) -> None:
     worst = 0.0
     for first in range(0, ROWS, AT_ONCE):
         part = range(first, first + AT_ONCE)
-        found = asked(
+        answers = send_request(
             cluster,
             "/embeddings",
             model=model,
-            input=[text(number) for number in part],
+            input=[make_text(number) for number in part],
             encoding_format="base64",
         )
-        for number, each in zip(part, found, strict=True):
-            vector = array("f", base64.b64decode(each["embedding"])).tolist()
+        for number, answer in zip(part, answers, strict=True):
+            vector = array("f", base64.b64decode(answer["embedding"])).tolist()
             assert rows[number]["id"] == number
-            worst = max(worst, apart(rows[number]["embedding"], vector))
+            worst = max(worst, max_difference(rows[number]["embedding"], vector))
     cluster.vlaunch("stop")
     assert worst <= CLOSE
 
 
-def test_scores_are_those_of_the_server(cluster: Practice) -> None:
-    """Of pairs of texts, by a model that looks at both together."""
+def test_scores_equal_those_of_the_server(cluster: LabCluster) -> None:
+    """Of pairs of texts, by a model that reads both together."""
     model = f"{HF_HOME}/{models.RERANK}"
     job = Batch(cluster, "scores").write(
-        [{"question": text(0), "passage": text(number)} for number in range(PAIRS)],
+        [{"question": make_text(0), "passage": make_text(number)} for number in range(PAIRS)],
         task="score",
         model=model,
         prompt={"pair": ["{{ question }}", "{{ passage }}"]},
         keep=[],
         engine={"args": POOLING, "batch_size": 50},
     )
-    ran = job.run()
-    assert ran.code == 0, ran.said
-    job.each_once(PAIRS)
+    result = job.run()
+    assert result.code == 0, result.output
+    job.assert_complete(PAIRS)
     scores = [row["score"] for row in job.answers()]
 
     serve(cluster, "--model", model, "--backend", "mp", "--nodes", "node1")
-    found = asked(
+    answers = send_request(
         cluster,
         "/score",
         model=model,
-        text_1=text(0),
-        text_2=[text(number) for number in range(PAIRS)],
+        text_1=make_text(0),
+        text_2=[make_text(number) for number in range(PAIRS)],
     )
     cluster.vlaunch("stop")
-    assert apart(scores, [each["score"] for each in found]) <= CLOSE
+    assert max_difference(scores, [answer["score"] for answer in answers]) <= CLOSE
     assert len(set(scores)) > 1

@@ -27,9 +27,9 @@ import pytest
 from launcher.agent.node import RUN, Order
 from launcher.app.certificates import Authority
 from launcher.lab.layout import Host
-from tests.integration.batches import until
-from tests.integration.conftest import Practice
-from tests.integration.servers import asking, lost, record, serve
+from tests.integration.batches import wait_until
+from tests.integration.conftest import LabCluster
+from tests.integration.servers import failed_requests, read_record, serve, steady_traffic
 from tests.relay import Relay
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
@@ -46,32 +46,32 @@ T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
-def cluster(practice: Practice) -> Practice:
+def cluster(lab_cluster: LabCluster) -> LabCluster:
     """Two nodes without Ray, connected by nothing but their agents."""
-    practice.bring_up_anew(lambda document: document.update(ray="none"))
-    return practice
+    lab_cluster.recreate(lambda document: document.update(ray="none"))
+    return lab_cluster
 
 
 @pytest.fixture
-def whole(cluster: Practice) -> Iterator[Practice]:
-    """The cluster, whose agents are connected before and after a test."""
-    until(lambda: is_connected(cluster), "the agents are connected", 60)
+def connected(cluster: LabCluster) -> Iterator[LabCluster]:
+    """The cluster, with connected agents before and after a test."""
+    wait_until(lambda: is_connected(cluster), "the agents are connected", 60)
     yield cluster
-    until(lambda: is_connected(cluster), "the agents are connected again", 90)
+    wait_until(lambda: is_connected(cluster), "the agents are connected again", 90)
 
 
 @pytest.fixture
-def listener(whole: Practice) -> Iterator[socket.socket]:
+def listener(connected: LabCluster) -> Iterator[socket.socket]:
     """A socket on the worker that listens at the head's address."""
-    head, worker = whole.lab.hosts
+    head, worker = connected.lab.hosts
     address = (f"{head.ip}/32", "dev", "lo")
-    whole.on("node2", "ip", "address", "add", *address)
+    connected.on("node2", "ip", "address", "add", *address)
     sock = run_in_network(worker, lambda: socket.create_server((head.ip, PORT)))
     try:
         yield sock
     finally:
         sock.close()
-        whole.on("node2", "ip", "address", "del", *address)
+        connected.on("node2", "ip", "address", "del", *address)
 
 
 class Attack:
@@ -147,7 +147,7 @@ class FakeHead:
     ids=["plain orders", "a repeated record"],
 )
 def test_a_relay_cannot_add_data(
-    whole: Practice,
+    connected: LabCluster,
     listener: socket.socket,
     change: Callable[[bytes], bytes],
     reason: str,
@@ -158,14 +158,16 @@ def test_a_relay_cannot_add_data(
     """
     attack, greeting = Attack(change), "connected to the head's agent"
     filters = (attack, bytes) if victim == "node2" else (bytes, attack)
-    before = log(whole, "node2").count(greeting)
-    with Relay(0, *filters, listener=listener.dup(), connect=lambda: connect_to_head(whole)):
-        until(lambda: log(whole, "node2").count(greeting) > before, "the worker is connected", 60)
+    before = log(connected, "node2").count(greeting)
+    with Relay(0, *filters, listener=listener.dup(), connect=lambda: connect_to_head(connected)):
+        wait_until(
+            lambda: log(connected, "node2").count(greeting) > before, "the worker is connected", 60
+        )
         attack.armed = True
-        until(lambda: reason in log(whole, victim), "its log has the reason", 60)
+        wait_until(lambda: reason in log(connected, victim), "its log has the reason", 60)
 
     assert not attack.armed
-    assert not is_executed(whole)
+    assert not is_executed(connected)
 
 
 @pytest.mark.parametrize(
@@ -176,60 +178,65 @@ def test_a_relay_cannot_add_data(
     ],
 )
 def test_a_worker_accepts_orders_only_from_its_head(
-    whole: Practice, listener: socket.socket, tmp_path: Path, owner: str, reason: str
+    connected: LabCluster, listener: socket.socket, tmp_path: Path, owner: str, reason: str
 ) -> None:
     """The head's address is not enough, nor is the certificate of another node of the cluster."""
-    head, _ = whole.lab.hosts
+    head, _ = connected.lab.hosts
     if owner == "the worker's own":
-        pair = copy_pair(whole, "node2", tmp_path)
+        pair = copy_pair(connected, "node2", tmp_path)
     else:
         pair = sign_pair("node1", head.ip, tmp_path)
     with FakeHead(listener, pair, lambda *_: (200, json.dumps(ORDERS).encode())):
-        until(lambda: reason in log(whole, "node2"), "the worker's log has the reason", 60)
+        wait_until(lambda: reason in log(connected, "node2"), "the worker's log has the reason", 60)
 
-    assert not is_executed(whole)
+    assert not is_executed(connected)
 
 
 def test_orders_with_the_heads_private_key_are_executed(
-    whole: Practice, listener: socket.socket, tmp_path: Path
+    connected: LabCluster, listener: socket.socket, tmp_path: Path
 ) -> None:
-    """This proves that the other tests prevent something."""
-    pair = copy_pair(whole, "node1", tmp_path)
+    """This shows that the other tests can fail."""
+    pair = copy_pair(connected, "node1", tmp_path)
     with FakeHead(listener, pair, lambda *_: (200, json.dumps(ORDERS).encode())):
-        until(lambda: is_executed(whole), "the order is executed", 60)
-    whole.docker("node2", "exec", "vlaunch-lab-node2", "rm", "/tmp/owned")
+        wait_until(lambda: is_executed(connected), "the order is executed", 60)
+    connected.docker("node2", "exec", "vlaunch-lab-node2", "rm", "/tmp/owned")
 
 
 def test_a_report_is_accepted_once(
-    whole: Practice, listener: socket.socket, tmp_path: Path
+    connected: LabCluster, listener: socket.socket, tmp_path: Path
 ) -> None:
     """Even with the private keys of both nodes, the head refuses repeated and older reports."""
-    pair, own = copy_pair(whole, "node1", tmp_path), copy_pair(whole, "node2", tmp_path)
+    pair, worker_pair = (
+        copy_pair(connected, "node1", tmp_path),
+        copy_pair(connected, "node2", tmp_path),
+    )
     reports: list[bytes] = []
     upstream = threading.local()
     connections = contextlib.ExitStack()
 
     def answer(path: str, body: bytes) -> tuple[int, bytes]:
         if not hasattr(upstream, "connection"):
-            upstream.connection = connect_with_tls(whole, own, connections)
+            upstream.connection = connect_with_tls(connected, worker_pair, connections)
         response = send_request(upstream.connection, path, body)
         if body and json.loads(body)["head_boot"]:
             reports.append(body)
         return response
 
     with connections, FakeHead(listener, pair, answer):
-        until(lambda: len(reports) > 3, "reports pass", 60)
+        wait_until(lambda: len(reports) > 3, "reports pass", 60)
         for report in (reports[1], reports[-1]):
-            connection = connect_with_tls(whole, own, connections)
+            connection = connect_with_tls(connected, worker_pair, connections)
             status, text = send_request(connection, "/report", report)
             assert (status, b" after report " in text) == (403, True), text
-    assert "node2 sent report " in log(whole, "node1")
-    assert "refused a report from" in log(whole, "node1")
+    assert "node2 sent report " in log(connected, "node1")
+    assert "refused a report from" in log(connected, "node1")
 
 
-def test_a_client_without_a_valid_certificate_is_refused(whole: Practice, tmp_path: Path) -> None:
+def test_a_client_without_a_valid_certificate_is_refused(
+    connected: LabCluster, tmp_path: Path
+) -> None:
     """Ray's token, the address and a well-formed report do not help."""
-    token = whole.on("node2", "cat", f"{FOLDER}/RAY_AUTH_TOKEN")
+    token = connected.on("node2", "cat", f"{FOLDER}/RAY_AUTH_TOKEN")
     report = json.dumps({"node": "node2", "boot": "b", "number": 1, "head_boot": "", "servers": {}})
     request = (
         f"POST /report HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
@@ -238,66 +245,72 @@ def test_a_client_without_a_valid_certificate_is_refused(whole: Practice, tmp_pa
     for pair, reason in (
         (None, "peer did not return a certificate"),
         (
-            sign_pair("node2", whole.lab.hosts[1].ip, tmp_path),
+            sign_pair("node2", connected.lab.hosts[1].ip, tmp_path),
             "the certificate is not accepted: unable to get local issuer",
         ),
     ):
         with (
             contextlib.suppress(OSError),
-            connect_to_head(whole, 1) as plain,
+            connect_to_head(connected, 1) as plain,
             unverified_tls(pair).wrap_socket(plain) as connection,
         ):
             connection.sendall(request)
             assert connection.recv(1 << 16) == b""
-        until(
-            lambda reason=reason: reason in log(whole, "node1"), "the head's log has the reason", 30
+        wait_until(
+            lambda reason=reason: reason in log(connected, "node1"),
+            "the head's log has the reason",
+            30,
         )
-    with contextlib.suppress(OSError), connect_to_head(whole, 1) as plain:
+    with contextlib.suppress(OSError), connect_to_head(connected, 1) as plain:
         plain.sendall(request)
         assert b"200" not in plain.recv(1 << 16)
     reason = "TLS failed: http request"
-    until(lambda: reason in log(whole, "node1"), "the head's log has the reason", 30)
-    assert not is_executed(whole)
+    wait_until(lambda: reason in log(connected, "node1"), "the head's log has the reason", 30)
+    assert not is_executed(connected)
 
 
-def test_an_expired_certificate_is_refused_until_up_renews_it(whole: Practice) -> None:
+def test_an_expired_certificate_is_refused_until_up_renews_it(connected: LabCluster) -> None:
     """The head's log names the reason; no container restarts."""
-    before, authority = whole.containers(), Authority("lab", FAR_FUTURE)
+    before, authority = connected.containers(), Authority("lab", FAR_FUTURE)
     yesterday = datetime.now(timezone.utc) - timedelta(days=1)
-    for host, end in zip(whole.lab.hosts, (FAR_FUTURE, yesterday), strict=True):
+    for host, end in zip(connected.lab.hosts, (FAR_FUTURE, yesterday), strict=True):
         pair = authority.sign(host.name, host.ip, end).reveal()
         for name, text in (("AGENT_CA", authority.certificate), (PAIR, pair)):
-            write_file(whole, host.name, f"{FOLDER}/{name}", text)
+            write_file(connected, host.name, f"{FOLDER}/{name}", text)
     reason = "the certificate is not accepted: certificate has expired"
-    until(lambda: reason in log(whole, "node1"), "the head's log has the reason", 60)
-    until(lambda: not is_connected(whole), "the worker is disconnected", 60)
-    assert "the agents' certificates expired on" in whole.vlaunch("status").out
-    up = whole.vlaunch("up")
+    wait_until(lambda: reason in log(connected, "node1"), "the head's log has the reason", 60)
+    wait_until(lambda: not is_connected(connected), "the worker is disconnected", 60)
+    assert "the agents' certificates expired on" in connected.vlaunch("status").out
+    up = connected.vlaunch("up")
 
-    assert up.code == 0, up.said
+    assert up.code == 0, up.output
     assert "node2: its agent's certificate expired on" in up.err
-    assert whole.containers() == before
+    assert connected.containers() == before
 
 
-def test_rotating_certificates_does_not_disturb_a_server(whole: Practice) -> None:
+def test_rotating_certificates_does_not_disturb_a_server(connected: LabCluster) -> None:
     """No request to a server on both nodes fails, while the head changes its certificate."""
-    serve(whole, "--backend", "mp")
-    before, containers, certificate = record(whole), whole.containers(), head_certificate(whole)
-    with asking(whole) as traffic:
-        until(lambda: len(traffic.samples) > 3, "requests are answered", 60)
-        rotated = whole.vlaunch("secrets", "rotate", "AGENT_CERTIFICATE")
-        assert rotated.code == 0, rotated.said
-        until(lambda: head_certificate(whole) != certificate, "the head has a new one", 30)
-        until(lambda: is_connected(whole), "the agents are connected", 60)
+    serve(connected, "--backend", "mp")
+    before, containers, certificate = (
+        read_record(connected),
+        connected.containers(),
+        head_certificate(connected),
+    )
+    with steady_traffic(connected) as traffic:
+        wait_until(lambda: len(traffic.samples) > 3, "requests are answered", 60)
+        rotated = connected.vlaunch("secrets", "rotate", "AGENT_CERTIFICATE")
+        assert rotated.code == 0, rotated.output
+        wait_until(lambda: head_certificate(connected) != certificate, "the head has a new one", 30)
+        wait_until(lambda: is_connected(connected), "the agents are connected", 60)
         count = len(traffic.samples)
-        until(lambda: len(traffic.samples) > count + 3, "requests are still answered", 60)
+        wait_until(lambda: len(traffic.samples) > count + 3, "requests are still answered", 60)
 
-    assert lost(traffic) == []
-    assert record(whole)["generation"] == before["generation"]
-    assert record(whole)["fault_count"] == before["fault_count"]
-    assert whole.containers() == containers
-    stop = whole.vlaunch("stop")
-    assert stop.code == 0, stop.said
+    assert failed_requests(traffic) == []
+    assert read_record(connected)["generation"] == before["generation"]
+    assert read_record(connected)["fault_count"] == before["fault_count"]
+    assert connected.containers() == containers
+    stop = connected.vlaunch("stop")
+    assert stop.code == 0, stop.output
 
 
 def run_in_network(host: Host, action: Callable[[], T]) -> T:
@@ -318,9 +331,9 @@ def run_in_network(host: Host, action: Callable[[], T]) -> T:
     return results[0]
 
 
-def connect_to_head(practice: Practice, host: int = 0) -> socket.socket:
+def connect_to_head(lab_cluster: LabCluster, host: int = 0) -> socket.socket:
     """Connect to the head's agent from a host, without TLS."""
-    hosts = practice.lab.hosts
+    hosts = lab_cluster.lab.hosts
     return run_in_network(hosts[host], lambda: socket.create_connection((hosts[0].ip, PORT), 10))
 
 
@@ -333,10 +346,10 @@ def unverified_tls(pair: Path | None) -> ssl.SSLContext:
     return context
 
 
-def copy_pair(practice: Practice, host: str, folder: Path) -> Path:
+def copy_pair(lab_cluster: LabCluster, host: str, folder: Path) -> Path:
     """Copy a node's certificate and private key."""
     pair = folder / f"{host}.pem"
-    pair.write_text(practice.on(host, "cat", f"{FOLDER}/{PAIR}"))
+    pair.write_text(lab_cluster.on(host, "cat", f"{FOLDER}/{PAIR}"))
     return pair
 
 
@@ -348,11 +361,11 @@ def sign_pair(name: str, address: str, folder: Path) -> Path:
 
 
 def connect_with_tls(
-    practice: Practice, pair: Path, connections: contextlib.ExitStack
+    lab_cluster: LabCluster, pair: Path, connections: contextlib.ExitStack
 ) -> http.client.HTTPConnection:
     """Connect to the head's agent with a node's certificate; `connections` closes it."""
-    connection = http.client.HTTPConnection(practice.lab.hosts[0].ip, PORT)
-    plain = connect_to_head(practice)
+    connection = http.client.HTTPConnection(lab_cluster.lab.hosts[0].ip, PORT)
+    plain = connect_to_head(lab_cluster)
     connection.sock = connections.enter_context(unverified_tls(pair).wrap_socket(plain))
     connection.sock.settimeout(60)
     return connection
@@ -372,35 +385,35 @@ def plain_response(document: Any) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-def head_certificate(practice: Practice) -> bytes | None:
+def head_certificate(lab_cluster: LabCluster) -> bytes | None:
     """Return the certificate that the head's agent presents."""
     with (
-        connect_to_head(practice) as plain,
+        connect_to_head(lab_cluster) as plain,
         unverified_tls(None).wrap_socket(plain) as connection,
     ):
         return connection.getpeercert(binary_form=True)
 
 
-def write_file(practice: Practice, host: str, path: str, text: str) -> None:
+def write_file(lab_cluster: LabCluster, host: str, path: str, text: str) -> None:
     """Replace a file as `up` does."""
     script = 'echo "$1" | base64 -d > "$2.new" && chmod 600 "$2.new" && mv "$2.new" "$2"'
     encoded = base64.b64encode(text.encode()).decode()
-    practice.on(host, "sh", "-c", script, "write", encoded, path)
+    lab_cluster.on(host, "sh", "-c", script, "write", encoded, path)
 
 
-def is_connected(practice: Practice) -> bool:
+def is_connected(lab_cluster: LabCluster) -> bool:
     """Return whether both nodes' agents are connected."""
-    ran = practice.vlaunch("status", "--json")
-    return [node["agent"] for node in json.loads(ran.out)["nodes"]] == ["connected"] * 2
+    result = lab_cluster.vlaunch("status", "--json")
+    return [node["agent"] for node in json.loads(result.out)["nodes"]] == ["connected"] * 2
 
 
-def log(practice: Practice, host: str) -> str:
-    return practice.docker(host, "logs", f"vlaunch-lab-{host}")
+def log(lab_cluster: LabCluster, host: str) -> str:
+    return lab_cluster.docker(host, "logs", f"vlaunch-lab-{host}")
 
 
-def is_executed(practice: Practice) -> bool:
+def is_executed(lab_cluster: LabCluster) -> bool:
     """Return whether a node has executed the attacks' order."""
     return any(
-        "owned" in practice.docker(host, "exec", f"vlaunch-lab-{host}", "ls", "/tmp").split()
+        "owned" in lab_cluster.docker(host, "exec", f"vlaunch-lab-{host}", "ls", "/tmp").split()
         for host in ("node1", "node2")
     )

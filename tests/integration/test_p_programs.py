@@ -1,5 +1,5 @@
-"""Programs of vLLM's and Ray's documentation on a practice cluster, run with `vlaunch exec` as
-users would bring them.
+"""Programs of vLLM's and Ray's documentation on a lab cluster, run with `vlaunch exec` as users
+would run them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from launcher.lab import hosts
 from launcher.lab.layout import HF_HOME
-from tests.integration.conftest import Practice, Ran
+from tests.integration.conftest import CommandResult, LabCluster
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 
@@ -21,24 +21,24 @@ INSIDE = f"{HF_HOME}/programs"
 
 
 @pytest.fixture(scope="module")
-def cluster(practice: Practice) -> Iterator[Practice]:
-    """A cluster that is up, whose nodes have the programs."""
-    practice.bring_up_anew()
-    folders = [hosts.hf_home(host) / "programs" for host in practice.lab.hosts]
+def cluster(lab_cluster: LabCluster) -> Iterator[LabCluster]:
+    """A cluster whose nodes have the programs."""
+    lab_cluster.recreate()
+    folders = [hosts.hf_home(host) / "programs" for host in lab_cluster.lab.hosts]
     for folder in folders:
         shutil.copytree(ROOT / "tests/fixtures/programs", folder, dirs_exist_ok=True)
         shutil.copy(ROOT / "examples/data/prompts.txt", folder)
-    yield practice
+    yield lab_cluster
     for folder in folders:
         shutil.rmtree(folder)
-    assert practice.vlaunch("down", "--yes").code == 0
+    assert lab_cluster.vlaunch("down", "--yes").code == 0
 
 
-def run(cluster: Practice, *words: str) -> Ran:
-    """Run a program; it must end well."""
-    ran = cluster.vlaunch("exec", "--timeout", "600", *words, timeout=660)
-    assert ran.code == 0, ran.said
-    return ran
+def run(cluster: LabCluster, *arguments: str) -> CommandResult:
+    """Run a program, and assert that it succeeds."""
+    result = cluster.vlaunch("exec", "--timeout", "600", *arguments, timeout=660)
+    assert result.code == 0, result.output
+    return result
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def run(cluster: Practice, *words: str) -> Ran:
     ],
 )
 def test_a_program_runs_on_the_head(
-    cluster: Practice, program: str, answers: tuple[str, ...]
+    cluster: LabCluster, program: str, answers: tuple[str, ...]
 ) -> None:
-    """Ray spreads its actors; what the program prints is there."""
-    ran = run(cluster, "--head", "--", "python3", f"{INSIDE}/{program}.py")
+    """Ray distributes its actors; the head prints their results."""
+    result = run(cluster, "--head", "--", "python3", f"{INSIDE}/{program}.py")
 
     for answer in answers:
-        assert answer in ran.out
+        assert answer in result.out
 
 
-def test_data_parallel_ranks_run_on_two_nodes(cluster: Practice) -> None:
+def test_data_parallel_ranks_run_on_two_nodes(cluster: LabCluster) -> None:
     """Each node runs the same program with its own rank."""
     head = cluster.lab.hosts[0].ip
     number = "$(($(hostname | tr -dc 0-9) - 1))"
@@ -67,8 +67,8 @@ def test_data_parallel_ranks_run_on_two_nodes(cluster: Practice) -> None:
         f"python3 {INSIDE}/data_parallel.py --dp-size=2 --tp-size=1 --node-size=2"
         f" --node-rank={number} --master-addr={head} --master-port=13345"
     )
-    ran = run(cluster, "--", "sh", "-c", program)
+    result = run(cluster, "--", "sh", "-c", program)
 
     for rank in range(2):
-        assert f"DP rank {rank} needs to process 200 prompts" in ran.out
-        assert ran.out.count(f"DP rank {rank}, Prompt: ") == 5
+        assert f"DP rank {rank} needs to process 200 prompts" in result.out
+        assert result.out.count(f"DP rank {rank}, Prompt: ") == 5

@@ -39,7 +39,7 @@ def _text(extra: str, nodes: str | None) -> str:
 
 @pytest.fixture
 def load_text() -> Load:
-    """Load a good inventory with `more` keys (from line 3 on), and other `nodes`."""
+    """Load a valid inventory with `more` keys (from line 3 on), and other `nodes`."""
 
     def load(extra: str = "", nodes: str | None = None) -> Inventory:
         return loads(_text(extra, nodes), Path("/etc/vlaunch/test.yaml"))
@@ -49,9 +49,7 @@ def load_text() -> Load:
 
 @pytest.fixture
 def mistakes(load_text: Load) -> Mistakes:
-    """The mistakes of an inventory that `load_text` would load, each as `LINE: path: text`; none is
-    an empty list.
-    """
+    """Return an inventory's mistakes as `LINE: path: text`; `load_text` has the arguments."""
 
     def find(extra: str = "", nodes: str | None = None) -> list[str]:
         try:
@@ -64,13 +62,13 @@ def mistakes(load_text: Load) -> Mistakes:
 
 
 def mistakes_of(path: Path) -> list[str]:
-    """The mistakes of a file that does not load."""
+    """Return the mistakes of a file that does not load."""
     with pytest.raises(InventoryError) as caught:
         load(path)
     return list(caught.value.mistakes)
 
 
 def mistake_of(path: Path) -> str:
-    """The only mistake of such a file."""
+    """Return the only mistake of such a file."""
     (mistake,) = mistakes_of(path)
     return mistake

@@ -1,4 +1,4 @@
-"""YAML → values with lines."""
+"""Values of a YAML document, with their lines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import InventoryError
 from launcher.inventory import document
 from launcher.inventory.document import MAX_VALUES, Document, WrittenFloat, parse_document
 from launcher.inventory.load import load
@@ -44,8 +45,8 @@ def test_values_and_lines_of_keys_and_items() -> None:
     assert document.line_of(("b", 1, "c", "d")) == 5
 
 
-def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
-    """A missing key is reported where it is missing."""
+def test_a_missing_key_has_its_parents_line() -> None:
+    """It is reported at the mapping without it."""
     assert _parse("a: 1\nb: {c: 2}\n").line_of(("b", "d", 3)) == 2
 
 
@@ -82,7 +83,7 @@ def test_plain_scalars_of_yaml_1_2(text: str, value: object) -> None:
     assert {"a": value} == parse_document(f"a: {text}").data
 
 
-def test_decimal_numbers_remember_how_they_are_written() -> None:
+def test_decimal_numbers_keep_their_text() -> None:
     """`1.50` must not reach a program as `1.5`."""
     data = parse_document("a: 1.50").data
 
@@ -92,8 +93,8 @@ def test_decimal_numbers_remember_how_they_are_written() -> None:
     assert (number, number.text) == (1.5, "1.50")
 
 
-def test_numbers_too_long_to_be_meant_as_such_stay_text() -> None:
-    """And do not reach Python's own limit on digits."""
+def test_very_long_numbers_stay_text() -> None:
+    """Below Python's own limit on digits."""
     assert parse_document(f"a: {'9' * 5000}").data == {"a": "9" * 5000}
 
 
@@ -114,7 +115,7 @@ def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
     )
 
 
-def test_merge_keys_fill_in_what_is_not_written() -> None:
+def test_merge_keys() -> None:
     """A mapping's own keys win, and earlier sources win over later ones."""
     document = _parse("""
         a: &a {x: 1, y: 1}
@@ -128,8 +129,8 @@ def test_merge_keys_fill_in_what_is_not_written() -> None:
     assert document.mistakes == ()
 
 
-def test_merging_what_is_no_mapping_is_a_mistake() -> None:
-    """`<<: 5` says nothing."""
+def test_a_merge_of_another_value_is_a_mistake() -> None:
+    """For example `<<: 5`."""
     (mistake,) = parse_document("a: {<<: 5}").mistakes
 
     assert "alias to a mapping" in mistake.text
@@ -140,7 +141,7 @@ def test_merging_what_is_no_mapping_is_a_mistake() -> None:
     ["a: !!python/object:os.system {}", "a: !foo x", "a: !!timestamp 2026-01-01", "a: !!int x"],
 )
 def test_tags_are_mistakes_or_harmless(text: str) -> None:
-    """Nothing is ever constructed from a tag."""
+    """Tags never construct objects."""
     document = parse_document(text)
 
     assert document.data is not None
@@ -180,30 +181,30 @@ def test_an_unreadable_file_has_a_single_mistake_with_its_line(text: str, expect
 @pytest.mark.parametrize(
     ("text", "kind"), [("- a\n", "a list"), ("word\n", '"word"'), ("5\n", "5")]
 )
-def test_a_file_that_is_no_mapping_says_so(text: str, kind: str) -> None:
-    """The first thing a reader of a wrong file needs to hear."""
+def test_a_file_without_a_mapping(text: str, kind: str) -> None:
+    """The first message about a wrong file."""
     assert _only_mistake(text).endswith(
         f"should be a mapping that starts with `cluster:`, not {kind}"
     )
 
 
-def test_an_anchor_bomb_is_refused_without_being_expanded() -> None:
-    """Ten levels of ten aliases would be ten thousand million values."""
+def test_an_anchor_bomb_is_rejected() -> None:
+    """Ten levels of ten aliases would be ten billion values."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
 
     assert f"more than {MAX_VALUES} values" in _only_mistake("\n".join(levels))
 
 
-def test_a_bomb_of_merge_keys_is_refused_too() -> None:
-    """Merging costs what it copies."""
+def test_a_bomb_of_merge_keys_is_rejected() -> None:
+    """Merging takes as long as copying."""
     levels = ["a0: &a0 {x: 1}"]
     levels += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
 
     assert f"more than {MAX_VALUES} values" in _only_mistake("\n".join(levels))
 
 
-def test_a_long_list_is_refused_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_is_rejected_while_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it takes seconds."""
     monkeypatch.setattr(document, "MAX_VALUES", 10)
 
@@ -211,30 +212,34 @@ def test_a_long_list_is_refused_while_it_is_read(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """The path is in the message."""
-    assert f"{tmp_path / 'no.yaml'}:1: cannot be read: no such file or directory" == mistake_of(
-        tmp_path / "no.yaml"
-    )
+    """With the system's reason, without a line, and with the command that writes one."""
+    path = tmp_path / "no.yaml"
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+
+    assert caught.value.message == f"`{path}` cannot be used"
+    assert caught.value.mistakes == ("no such file or directory",)
+    assert caught.value.hint == "write one with `vlaunch init`, or name another with `-i`"
 
 
 def test_a_directory(tmp_path: Path) -> None:
     """A directory has its own message."""
-    assert mistake_of(tmp_path).startswith(f"{tmp_path}:1: is a directory")
+    assert mistake_of(tmp_path).startswith("it is a directory")
 
 
-def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    """Opening a pipe without a writer would block for ever."""
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
+    """Opening a pipe without a writer would block forever."""
     os.mkfifo(tmp_path / "pipe")
 
     assert mistake_of(tmp_path / "pipe").endswith("is not a regular file")
 
 
 def test_a_file_of_a_megabyte(tmp_path: Path) -> None:
-    """It is refused by its size, before it is parsed."""
+    """It is rejected by size, before parsing."""
     path = tmp_path / "inventory.yaml"
     path.write_text(GOOD + "# padding\n" * 100_000)
 
-    assert mistake_of(path) == f"{path}:1: is larger than 256 KiB, too large for any inventory"
+    assert mistake_of(path) == "it is larger than 256 KiB, too large for any inventory"
 
 
 def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
@@ -255,4 +260,17 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 def test_a_name_that_cannot_be_a_path() -> None:
     """A NUL in a path is an error like any other."""
-    assert "cannot be read" in mistake_of(Path("a\x00b"))
+    assert "null" in mistake_of(Path("a\x00b"))
+
+
+def test_a_wrong_indentation_is_named() -> None:
+    """The most common mistake, which the parser describes in its own terms."""
+    assert _only_mistake(
+        """
+        cluster: a
+        nodes:
+          - name: n1
+            host: gpu01
+           ip: 10.0.0.1
+        """
+    ) == ("6: not valid YAML: the indentation differs from that of the block that starts on line 4")

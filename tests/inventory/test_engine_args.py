@@ -8,7 +8,7 @@ from tests.inventory.conftest import Load, Mistakes
 
 
 def test_servers_get_them_before_their_own_arguments(load_text: Load) -> None:
-    """As vLLM reads a configuration file; what stands later wins there."""
+    """As from a configuration file of vLLM; later arguments win."""
     inventory = load_text(
         """
         engine_args:
@@ -56,6 +56,6 @@ def test_servers_get_them_before_their_own_arguments(load_text: Load) -> None:
         ),
     ],
 )
-def test_what_may_not_be_among_them(mistakes: Mistakes, written: str, expected: str) -> None:
+def test_forbidden_arguments(mistakes: Mistakes, written: str, expected: str) -> None:
     """Arguments of a server or job, duplicates, and secrets."""
     assert [f"3: {expected}"] == mistakes(f"engine_args: {written}")

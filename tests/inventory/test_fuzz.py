@@ -1,4 +1,4 @@
-"""Whatever a file holds, loading gives an inventory or InventoryError, and nothing else."""
+"""Any file: loading gives an inventory or InventoryError."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def _load(text: str) -> None:
 @fuzz.quick
 @given(st.text(max_size=300))
 def test_arbitrary_text(text: str) -> None:
-    """Anything at all."""
+    """Any content."""
     _load(text)
 
 
 @fuzz.quick
 @given(fuzz.yamls_own)
 def test_text_of_yamls_own_characters(text: str) -> None:
-    """Anything that may trip the parser."""
+    """Difficult for the parser."""
     _load(text)
 
 
 @fuzz.quick
 @given(st.dictionaries(st.sampled_from(_KEYS), _values, max_size=8))
 def test_existing_keys_with_arbitrary_values(data: dict[str, object]) -> None:
-    """Anything where something else belongs."""
+    """With values of other types."""
     _load(yaml.safe_dump(data, allow_unicode=True))
 
 
 @fuzz.quick
 @given(st.lists(st.dictionaries(st.sampled_from(_NODE_KEYS), _values), max_size=4))
 def test_arbitrary_nodes(nodes: list[dict[str, object]]) -> None:
-    """The rules between nodes run on what is left."""
+    """The rules between nodes run on the rest."""
     _load(yaml.safe_dump({"cluster": "a", "image": "b", "nodes": nodes}))
 
 

@@ -32,8 +32,8 @@ nodes:
 """
 
 
-def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
-    """With the path unchanged."""
+def test_a_valid_file(tmp_path: Path) -> None:
+    """With an unchanged path."""
     path = tmp_path / "inventory.yaml"
     path.write_text(GOOD)
 
@@ -48,7 +48,7 @@ def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
 
 
 def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
-    """Syntax of values, unknown keys, rules between keys and duplicates, in one run."""
+    """Syntax of values, unknown keys, rules between keys, and duplicates."""
     path = tmp_path / "inventory.yaml"
     path.write_text(BAD)
 
@@ -63,7 +63,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         '9: serve.backend: should be ray or mp, not "rai"; did you mean `ray`?',
         '13: nodes[0].gpus: should be a whole number, not "eight"',
         "14: nodes[0]: unknown key `gpu`; did you mean `gpus`?",
-        "15: nodes[1].ip: should be used once, and `10.0.0.11` is already on line 12",
+        "15: nodes[1].ip: should be unique, but `10.0.0.11` is also on line 12",
         "16: nodes[2]: should be a mapping of keys to values, not 5",
         "17: nodes[3].gpus: written twice; the first is on line 17",
         (
@@ -73,8 +73,8 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
     ]
 
 
-def test_the_error_counts_its_mistakes_and_exits_as_a_wrong_request(tmp_path: Path) -> None:
-    """Exit code 2: nothing was touched."""
+def test_the_error_has_a_count_and_exit_code_2(tmp_path: Path) -> None:
+    """No node was contacted."""
     path = tmp_path / "inventory.yaml"
     path.write_text(BAD)
 
@@ -85,7 +85,7 @@ def test_the_error_counts_its_mistakes_and_exits_as_a_wrong_request(tmp_path: Pa
 
 
 def test_no_secret_is_repeated(tmp_path: Path) -> None:
-    """A misplaced token does not reach a log through the error."""
+    """An error must not copy a misplaced token into a log."""
     path = tmp_path / "inventory.yaml"
     path.write_text(
         "cluster: [hf_0123456789abcdefghij]\nenv: {A_TOKEN: abcdefghij0, B:"
@@ -98,7 +98,7 @@ def test_no_secret_is_repeated(tmp_path: Path) -> None:
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
-    """Empty is not the same as wrong."""
+    """It differs from an invalid one."""
     path = tmp_path / "inventory.yaml"
     path.touch()
 
@@ -106,7 +106,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_a_thousand_nodes_load(tmp_path: Path) -> None:
-    """The bound on nodes is within reach."""
+    """The limit on nodes is reachable."""
     path = tmp_path / "inventory.yaml"
     nodes = [
         f'  - {{host: "r{rack}-gpu[001-100]", ip: "10.0.{rack}.[1-100]", gpus: 8}}\n'

@@ -1,4 +1,4 @@
-"""Cluster-wide values under each node's own."""
+"""Cluster-wide values below every node's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _second(load_text: Load, extra: str, own: str) -> Node:
     return load_text(extra, _NODES % own).nodes[1]
 
 
-def test_an_inventory_that_says_nothing_has_the_models_defaults(load_text: Load) -> None:
+def test_a_minimal_inventory_has_the_models_defaults(load_text: Load) -> None:
     """The schema repeats none of them differently."""
     inventory = load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}]")
 
@@ -103,7 +103,7 @@ def test_a_node_can_have_no_devices_where_the_cluster_has_some(load_text: Load) 
 def test_other_values_are_replaced(
     load_text: Load, key: str, cluster: str, own: str, expected: object
 ) -> None:
-    """As a whole, and only on that node."""
+    """Completely, and only on that node."""
     inventory = load_text(f"{key}: {cluster}", _NODES % f"{key}: {own}")
 
     assert expected == getattr(inventory.nodes[1], key)
@@ -111,7 +111,7 @@ def test_other_values_are_replaced(
 
 
 def test_names_default_to_hosts(load_text: Load) -> None:
-    """Ranges of names go with ranges of hosts."""
+    """Ranges of names correspond to ranges of hosts."""
     named = "\nnodes: [{host: '10.0.0.[1-2]', name: 'n[01-02]', gpus: 1}]"
 
     assert [
@@ -133,7 +133,7 @@ def test_paths_of_keys_start_at_the_inventorys_folder_or_at_home(
 def test_relative_inventories_give_absolute_keys(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing depends on where one stands later."""
+    """For any later working directory."""
     from launcher.inventory.load import load
 
     (tmp_path / "my.yaml").write_text(
@@ -145,8 +145,8 @@ def test_relative_inventories_give_absolute_keys(
     assert str(tmp_path / "id") == load(Path("my.yaml")).head.ssh.identity
 
 
-def test_everything_else_arrives_in_the_model(load_text: Load) -> None:
-    """Section by section."""
+def test_all_other_sections(load_text: Load) -> None:
+    """One by one."""
     inventory = load_text("""
         accelerator: amd
         ray: "2.61.0"

@@ -1,4 +1,4 @@
-"""Rules about places in the containers."""
+"""Rules about paths in the containers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OWN = {
     "folder", ["/data/huggingface", "/data/huggingface/x", "/data//huggingface/"]
 )
 def test_the_compile_cache_is_outside_the_model_cache(mistakes: Mistakes, folder: str) -> None:
-    """Nodes may share it; reported once, at the responsible key."""
+    """Nodes may share the latter; reported once, at the responsible key."""
     (message,) = mistakes(f"cache_dir: {folder}")
 
     assert message.startswith("3: cache_dir: should be outside `hf_home` (/data/huggingface)")
 
 
 def test_nodes_are_judged_by_their_own_homes(mistakes: Mistakes, load_text: Load) -> None:
-    """They may differ between nodes."""
+    """Homes may differ."""
     nodes = "\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, {}}}]"
 
     assert load_text("cache_dir: /data/cache").head.cache_dir == "/data/cache"
@@ -54,14 +54,14 @@ def test_nodes_are_judged_by_their_own_homes(mistakes: Mistakes, load_text: Load
     ],
 )
 def test_mounts_do_not_overlap(mistakes: Mistakes, mounts: str, expected: str) -> None:
-    """Docker refuses two on one place."""
+    """Docker rejects two mounts on one path."""
     assert [f"3: {expected}"] == mistakes(f"mounts: {mounts}")
 
 
-def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
+def test_invalid_mounts_do_not_affect_others(
     mistakes: Mistakes,
 ) -> None:
-    """Their stand-ins are not targets."""
+    """Their placeholders are no targets."""
     messages = mistakes("mounts:\n- /a\n- b:/m\n- c:/m\n- /d:/n\n- /e:/n")
 
     assert [message.partition(": should")[0] for message in messages] == [
@@ -77,8 +77,8 @@ def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
 def test_vlaunchs_own_mounts_are_reserved(
     mistakes: Mistakes, load_text: Load, place: str, what: str
 ) -> None:
-    """On them, inside them, and around them without a right to write: Docker would refuse it when
-    the old container is gone.
+    """On them, inside them, and around them without write access: Docker would fail once the old
+    container is removed.
     """
     around = place.rpartition("/")[0]
     sealed = (
@@ -97,7 +97,7 @@ def test_vlaunchs_own_mounts_are_reserved(
 
 
 def test_every_mount_of_a_container_is_reserved(load_text: Load, mistakes: Mistakes) -> None:
-    """A mount of vlaunch's that is added later is refused to others, too."""
+    """New mounts of vlaunch are reserved automatically."""
     inventory = load_text()
     spec = containers.node_spec(Site(inventory), inventory.head, "image", {"A": Secret("a")})
     argv = docker.run((), spec)
@@ -112,7 +112,7 @@ def test_every_mount_of_a_container_is_reserved(load_text: Load, mistakes: Mista
 
 @pytest.mark.parametrize("shm", ["private", "host", "16GiB"])
 def test_shared_memory_has_its_own_key(mistakes: Mistakes, load_text: Load, shm: str) -> None:
-    """A mount would collide with it, or silently win over it; inside it there is room."""
+    """A mount would collide with it, or silently win over it; folders inside it are allowed."""
     text = (
         "should be removed: `shm` sets the containers' /dev/shm; `shm: host` gives them the node's"
     )
@@ -121,7 +121,7 @@ def test_shared_memory_has_its_own_key(mistakes: Mistakes, load_text: Load, shm:
     assert load_text(f"shm: {shm}\nmounts: [/dev/shm/models:/dev/shm/models]").mounts
 
 
-def test_the_cache_has_its_place_already(mistakes: Mistakes) -> None:
+def test_the_caches_path_is_reserved(mistakes: Mistakes) -> None:
     """The cluster's, the default, and a node's own."""
     text = "should have another target, or be left out: `hf_home`{} is mounted at `{}`"
     nodes = (
@@ -142,7 +142,9 @@ def test_the_cache_has_its_place_already(mistakes: Mistakes) -> None:
 
 
 def test_unused_and_invalid_caches_do_not_conflict(mistakes: Mistakes, load_text: Load) -> None:
-    """The cluster's, where each node has its own; the default, where something else was meant."""
+    """The cluster's, if all nodes have their own; the default, if another one was configured
+    incorrectly.
+    """
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, hf_home: %s}]"
     mounts = "mounts: [/a:/data/huggingface]"
 
@@ -158,13 +160,13 @@ def test_unused_and_invalid_caches_do_not_conflict(mistakes: Mistakes, load_text
 @pytest.mark.parametrize(
     "mount", ["/a:/data", "/data:/data:ro", "/a:/data/huggingface/hub", "/a:/data/other:ro"]
 )
-def test_what_may_be_around_and_inside_the_cache(load_text: Load, mount: str) -> None:
-    """Another disk for a part of it, or the directory that holds it."""
+def test_mounts_around_and_inside_the_cache(load_text: Load, mount: str) -> None:
+    """Another disk for a part of it, or its parent directory."""
     assert load_text(f"mounts: ['{mount}']").mounts
 
 
-def test_a_read_only_mount_in_which_the_cache_would_have_no_place(mistakes: Mistakes) -> None:
-    """Docker cannot make the directory to mount it on."""
+def test_a_read_only_mount_around_the_cache(mistakes: Mistakes) -> None:
+    """Docker cannot create the mount point."""
     text = (
         "should be writable, or have another target: Docker must make `/data/huggingface` in it,"
         " where `hf_home` is mounted"
@@ -174,7 +176,7 @@ def test_a_read_only_mount_in_which_the_cache_would_have_no_place(mistakes: Mist
 
 
 def test_the_usual_cache_path_is_configured_by_hf_home(mistakes: Mistakes, load_text: Load) -> None:
-    """It would be mounted and never used, unless HF_HOME is set."""
+    """A mount on it would be unused, unless HF_HOME is set."""
     mounts = "mounts: [/a:/root/.cache/huggingface]"
 
     assert mistakes(mounts) == [
@@ -194,10 +196,8 @@ def test_the_usual_cache_path_is_configured_by_hf_home(mistakes: Mistakes, load_
         ("/dev/shm", "/dev/shm"),
     ],
 )
-def test_the_cache_is_not_where_the_containers_have_something_else(
-    mistakes: Mistakes, home: str, used: str
-) -> None:
-    """It is mounted at the path that it has on the node; for all nodes, and for one."""
+def test_the_cache_must_not_hide_other_paths(mistakes: Mistakes, home: str, used: str) -> None:
+    """It is mounted at its path on the node; for all nodes, and for one."""
     text = (
         f"should be another directory: the containers get it at the same path, and there `{used}`"
         " is taken"
@@ -209,6 +209,6 @@ def test_the_cache_is_not_where_the_containers_have_something_else(
 
 
 @pytest.mark.parametrize("home", ["/var/lib/vlaunch/hf", "/dev/shm/hf", "/opt/hf", "/opt"])
-def test_the_cache_may_be_beside_around_and_in_what_is_writable(load_text: Load, home: str) -> None:
-    """Docker makes the directory that it mounts on."""
+def test_the_cache_may_be_in_writable_paths(load_text: Load, home: str) -> None:
+    """Docker creates its mount point."""
     assert load_text(f"hf_home: {home}").head.hf_home == home

@@ -17,43 +17,43 @@ Mistakes = Callable[..., list[str]]
     [
         (
             ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: a, ip: 10.0.0.2, gpus: 1}"],
-            "5: nodes[1].host: should be used once, and `a` is already on line 4",
+            "5: nodes[1].host: should be unique, but `a` is also on line 4",
         ),
         (
             ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: A, ip: 10.0.0.2, gpus: 1}"],
-            "5: nodes[1].host: should be used once, and `a` is already on line 4",
+            "5: nodes[1].host: should be unique, but `a` is also on line 4",
         ),
         (
             ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: b, ip: 10.0.0.1, gpus: 1}"],
-            "5: nodes[1].ip: should be used once, and `10.0.0.1` is already on line 4",
+            "5: nodes[1].ip: should be unique, but `10.0.0.1` is also on line 4",
         ),
         (
             ["{host: 10.0.0.1, gpus: 1}", "{host: b, ip: 10.0.0.1, gpus: 1}"],
-            "5: nodes[1].ip: should be used once, and `10.0.0.1` is already on line 4",
+            "5: nodes[1].ip: should be unique, but `10.0.0.1` is also on line 4",
         ),
         (
             [
                 "{host: a, name: x, ip: 10.0.0.1, gpus: 1}",
                 "{host: b, name: x, ip: 10.0.0.2, gpus: 1}",
             ],
-            "5: nodes[1].name: should be used once, and `x` is already on line 4",
+            "5: nodes[1].name: should be unique, but `x` is also on line 4",
         ),
         (
             ["{host: a, ip: 10.0.0.1, gpus: 1}", "{host: b, name: a, ip: 10.0.0.2, gpus: 1}"],
-            "5: nodes[1].name: should be used once, and `a` is already on line 4",
+            "5: nodes[1].name: should be unique, but `a` is also on line 4",
         ),
         (
             ["{host: 'a[1-3]', ip: '10.0.0.[1-3]', gpus: 1}", "{host: a2, ip: 10.0.0.4, gpus: 1}"],
-            "5: nodes[1].host: should be used once, and `a2` is already on line 4",
+            "5: nodes[1].host: should be unique, but `a2` is also on line 4",
         ),
         (
             ["{host: 'a[1,1]', ip: '10.0.0.[1-2]', gpus: 1}"],
-            "4: nodes[0].host: should be used once, and `a1` is already in this range",
+            "4: nodes[0].host: should be unique, but `a1` is also in this range",
         ),
     ],
 )
 def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expected: str) -> None:
-    """Each duplicate names the other line."""
+    """A duplicate names the other line."""
     assert [expected] == mistakes(nodes="\nnodes:\n" + "".join(f"  - {node}\n" for node in nodes))
 
 
@@ -75,7 +75,7 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
             ["host: b, ssh: {port: 1}", "host: b, ssh: {port: 2}", "host: b, ssh: {port: 2}"],
             [
                 "5: nodes[1].host: `b` {also}",
-                "6: nodes[2].host: should be used once, and `b:2` is already on line 5",
+                "6: nodes[2].host: should be unique, but `b:2` is also on line 5",
             ],
         ),
     ],
@@ -94,7 +94,7 @@ def test_two_nodes_do_not_share_a_host_name(
     )
 
 
-def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> None:
+def test_an_invalid_name_is_not_replaced_by_the_host(mistakes: Mistakes) -> None:
     """One mistake is reported once."""
     nodes = [
         "{host: b, name: a b, ip: 10.0.0.1, gpus: 1, ssh: {port: 1}}",
@@ -106,7 +106,7 @@ def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> N
 
 
 def test_an_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None:
-    """Behind a forwarder."""
+    """As behind a forwarder."""
     nodes = """
     nodes:
       - {host: gateway, name: a, ip: 10.0.0.1, gpus: 1, ssh: {port: 2201}}
@@ -144,7 +144,7 @@ def test_ranges_of_an_entry_have_equal_lengths(
     assert [f"3: {expected}"] == mistakes(nodes=f"\nnodes: [{{{entry}, gpus: 1}}]")
 
 
-def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
+def test_a_host_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
     """It may resolve differently on this machine and on the nodes."""
     assert mistakes(nodes="\nnodes: [{host: 'a[1-2]', gpus: 1}]") == [
         "3: nodes[0].host: `a1` is a name, so set `ip` to the address at which other nodes reach it"
@@ -153,7 +153,7 @@ def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: L
 
 
 def test_addresses_are_of_version_4(mistakes: Mistakes) -> None:
-    """IPv6 is untested: rejected early, not in the middle of a start."""
+    """IPv6 is untested: rejected early, not during a start."""
     nodes = """
     nodes:
       - {host: a, ip: 10.0.0.1, gpus: 1}
@@ -166,14 +166,14 @@ def test_addresses_are_of_version_4(mistakes: Mistakes) -> None:
 
 
 def test_a_host_of_version_6_needs_a_name(mistakes: Mistakes) -> None:
-    """Such an address cannot be part of a container's name; SSH may use it."""
+    """Container names cannot contain such an address; SSH may use it."""
     assert mistakes(nodes="\nnodes: [{host: 'fd00::1', ip: 10.0.0.1, gpus: 1}]") == [
         "3: nodes[0].host: an IPv6 address cannot name a container: give the node a `name`"
     ]
 
 
 def test_a_name_fits_a_certificate(mistakes: Mistakes, load_text: Load) -> None:
-    """A host name may be longer."""
+    """Host names may be longer."""
     host = f"{'a' * 40}.{'b' * 40}.example"
     nodes = f"\nnodes: [{{host: {host}, ip: 10.0.0.1, gpus: 1%s}}]"
 
@@ -183,7 +183,7 @@ def test_a_name_fits_a_certificate(mistakes: Mistakes, load_text: Load) -> None:
     assert load_text(nodes=nodes % f", name: {'n' * 40}").head.name == "n" * 40
 
 
-def test_the_number_of_nodes_is_bounded(mistakes: Mistakes) -> None:
+def test_the_number_of_nodes_is_limited(mistakes: Mistakes) -> None:
     """Over all entries together."""
     entries = [f"{{host: 'a{at}-[1-200]', ip: '10.0.{at}.[1-200]', gpus: 1}}" for at in range(6)]
     nodes = f"nodes: [{', '.join(entries)}]"
@@ -192,7 +192,7 @@ def test_the_number_of_nodes_is_bounded(mistakes: Mistakes) -> None:
 
 
 def test_the_first_node_is_the_head_by_default(load_text: Load) -> None:
-    """By `head: true` on the node, or by name."""
+    """Else `head: true` on a node, or its name."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1}, {host: b, ip: 10.0.0.2, gpus: 1%s}]"
 
     assert _head(load_text(nodes=nodes % "")) == ("a", ["b"])
@@ -237,7 +237,7 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
 def test_the_head_is_a_single_node(
     mistakes: Mistakes, extra: str, first: str, second: str, expected: str
 ) -> None:
-    """Two claims, or a name that no node has."""
+    """Two claims, or an unknown name."""
     nodes = f"""
 
     nodes:
@@ -257,7 +257,7 @@ def test_a_range_cannot_be_the_head(mistakes: Mistakes) -> None:
 
 
 def test_at_most_a_single_node_is_local(mistakes: Mistakes, load_text: Load) -> None:
-    """For the cluster, and where nodes say it themselves."""
+    """For the cluster, and for nodes with the setting."""
     text = "can be local for one node only, and it is for `gpu01` and `gpu02`"
     nodes = "\nnodes: [{host: 10.0.0.1, gpus: 1, connection: local}, {host: 10.0.0.2, gpus: 1%s}]"
 
@@ -282,7 +282,7 @@ def test_the_loopback_interface_reaches_no_peer(mistakes: Mistakes, load_text: L
 
 
 def test_nodes_may_differ_in_gpus(load_text: Load) -> None:
-    """Placement judges what that allows."""
+    """Placement checks the consequences."""
     assert (
         load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 8}, {host: 10.0.0.2, gpus: 4}]").gpus
         == 12
@@ -297,7 +297,7 @@ WHICH = "should list indexes or UUIDs of GPUs (see `nvidia-smi -L`)"
     ("gpus", "ids"), [("8", ()), ("[4, 5]", ("4", "5")), (f"['7', {UUID}]", ("7", UUID))]
 )
 def test_gpus_may_be_chosen(load_text: Load, gpus: str, ids: tuple[str, ...]) -> None:
-    """So many, or those that are named, by index or UUID."""
+    """By number, index or UUID."""
     node = load_text(nodes=f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: {gpus}}}]").head
 
     assert (node.gpu_ids, node.gpus) == (ids, len(ids) or 8)
@@ -320,8 +320,8 @@ def test_gpus_may_be_chosen(load_text: Load, gpus: str, ids: tuple[str, ...]) ->
         ("0", "should be at least 1, not 0"),
     ],
 )
-def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str) -> None:
-    """Told before anything is touched."""
+def test_invalid_choices_of_gpus(mistakes: Mistakes, gpus: str, expected: str) -> None:
+    """Reported before any contact with a node."""
     nodes = f"\nnodes:\n  - {{host: a, ip: 10.0.0.1, gpus: {gpus}}}\n"
 
     assert mistakes(nodes=nodes) == [f"4: nodes[0].gpus: {expected}"]
@@ -357,7 +357,7 @@ def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str)
         ),
     ],
 )
-def test_gpus_are_chosen_where_that_means_something(
+def test_choices_of_gpus_depend_on_the_accelerator(
     mistakes: Mistakes, accelerator: str, entry: str, expected: str
 ) -> None:
     """CPU slots have no names, AMD devices have indexes only, and a UUID belongs to one host."""

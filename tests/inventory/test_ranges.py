@@ -42,8 +42,8 @@ def test_ranges_expand_in_order_and_keep_their_padding(
         "gpu[²]",
     ],
 )
-def test_a_range_that_cannot_be_read_says_what_it_should_be(text: str) -> None:
-    """Each message completes "host: …"."""
+def test_invalid_ranges(text: str) -> None:
+    """All messages complete "host: …"."""
     with pytest.raises(ValueError, match=r"^should "):
         ranges.expand_range(text)
 
@@ -56,12 +56,12 @@ def test_ranges_are_bounded_before_they_are_expanded(text: str) -> None:
 
 
 def test_the_largest_range_is_allowed() -> None:
-    """The bound itself is inside."""
+    """The limit is inclusive."""
     assert len(ranges.expand_range("g[1-1024]")) == 1024
 
 
-def test_what_output_folds_can_be_pasted_into_an_inventory() -> None:
-    """`fold` and `expand` speak one notation."""
+def test_folded_names_can_be_pasted_into_an_inventory() -> None:
+    """`fold` and `expand` use one notation."""
     names = ("gpu01", "gpu02", "gpu04", "gpu05")
 
     assert names == ranges.expand_range(fold(names))

@@ -60,7 +60,7 @@ Mistakes = Callable[..., list[str]]
     ],
 )
 def test_ports_do_not_collide(mistakes: Mistakes, ports: str, expected: str) -> None:
-    """With each other, or with the range that Ray's workers take theirs from."""
+    """With one another, or with the range of Ray's workers."""
     assert [f"3: {expected}"] == mistakes(f"ports: {ports}")
 
 
@@ -114,7 +114,7 @@ def test_ports_beside_the_workers_range_are_fine(load_text: Load) -> None:
     ],
 )
 def test_a_placement_larger_than_the_cluster(mistakes: Mistakes, serve: str, expected: str) -> None:
-    """It says the sum, so that the reader sees why."""
+    """The message has the sum."""
     assert [f"3: {expected}"] == mistakes(f"serve: {serve}")
 
 
@@ -131,7 +131,7 @@ def test_a_placement_that_fits(load_text: Load, serve: str) -> None:
 def test_rejected_sizes_cannot_be_placed(
     load_text: Load, mistakes: Mistakes, backend: Backend
 ) -> None:
-    """And what placement refuses for the number of GPUs is refused here."""
+    """The inventory rejects the same sizes as placement."""
     inventory = load_text()
     for tp, pp, dp in itertools.product(
         (None, 1, 3, 8, 17), (None, 1, 2, 5, 16), (1, 2, 3, 16, 17)
@@ -148,7 +148,7 @@ def test_rejected_sizes_cannot_be_placed(
             assert not refused, sizes
 
 
-def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mistakes) -> None:
+def test_a_placement_is_not_judged_with_invalid_gpus(mistakes: Mistakes) -> None:
     """One mistake is reported once."""
     (mistake,) = mistakes("serve: {tp: 16}", "\nnodes: [{host: a, ip: 10.0.0.1, gpus: sixteen}]")
 
@@ -166,7 +166,7 @@ def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mist
     ],
 )
 def test_rays_object_store(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """It lives in shared memory and has a least size."""
+    """It is in shared memory and has a minimum size."""
     assert [f"3: ray.object_store: {expected}"] == mistakes(extra)
 
 
@@ -192,7 +192,7 @@ def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) ->
 def test_supervision_settings_have_bounds(
     load_text: Load, mistakes: Mistakes, key: str, low: int, high: int
 ) -> None:
-    """Both ends are still good; without a number of restarts there are as many as it takes."""
+    """Both ends are inclusive; without a limit, restarts are unlimited."""
     for value in (low, high):
         (mistake,) = mistakes(f"serve: {{{key}: {value}}}")
         assert mistake.startswith(f"3: serve.{key}: ")
@@ -229,7 +229,7 @@ def test_an_object_store_that_fits(load_text: Load) -> None:
         ),
     ],
 )
-def test_rdma_that_cannot_be(mistakes: Mistakes, extra: str, expected: str) -> None:
+def test_impossible_rdma(mistakes: Mistakes, extra: str, expected: str) -> None:
     """The required level must be possible on the fabric."""
     (mistake,) = mistakes(extra)
 
@@ -237,7 +237,7 @@ def test_rdma_that_cannot_be(mistakes: Mistakes, extra: str, expected: str) -> N
 
 
 def test_rdma_devices_of_a_node_follow_the_same_rules(mistakes: Mistakes) -> None:
-    """The cluster's fabric is every node's."""
+    """All nodes have the cluster's fabric."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, network: {hca: [mlx5_0]}}]"
 
     assert mistakes(nodes=nodes) == [
@@ -251,7 +251,7 @@ def test_a_fabric_without_devices_leaves_the_choice_to_nccl(load_text: Load) -> 
     assert load_text("network: {fabric: infiniband}").head.hca == ()
 
 
-def test_a_fabric_that_could_not_be_read_is_not_judged(mistakes: Mistakes) -> None:
+def test_an_invalid_fabric_is_not_judged(mistakes: Mistakes) -> None:
     """One mistake is reported once."""
     (mistake,) = mistakes("network: {fabric: rocky, hca: [mlx5_0], require: rdma}")
 
@@ -269,8 +269,8 @@ def test_a_fabric_that_could_not_be_read_is_not_judged(mistakes: Mistakes) -> No
         "RAY_AUTH_TOKEN",
     ],
 )
-def test_a_secret_in_plain_env_is_sent_to_secrets(mistakes: Mistakes, name: str) -> None:
-    """An inventory is a file that is shared."""
+def test_a_secret_in_plain_env_is_rejected(mistakes: Mistakes, name: str) -> None:
+    """Inventories are shared files."""
     assert [
         f"3: env.{name}: a secret should not be written here; use `secrets: {{{name}: {{env:"
         f" {name}}}}}`"
@@ -301,15 +301,15 @@ def test_settings_about_tokens_are_no_secrets(load_text: Load, env: str) -> None
 
 
 def test_a_secret_is_not_also_a_plain_variable(mistakes: Mistakes) -> None:
-    """It would be ambiguous which one wins."""
+    """The precedence would be ambiguous."""
     assert mistakes("secrets: {A: {env: A}}\nenv: {A: x}") == [
         "4: env.A: should be removed; it is a secret (line 3)"
     ]
 
 
 @pytest.mark.parametrize("name", ["VLLM_HOST_IP", "RAY_ADDRESS", "RAY_AUTH_MODE"])
-def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> None:
-    """It differs per node or follows from other keys."""
+def test_reserved_variables(mistakes: Mistakes, name: str) -> None:
+    """They differ per node or follow from other keys."""
     for extra in (f"env: {{{name}: x}}", f"secrets: {{{name}: {{env: A}}}}"):
         (mistake,) = mistakes(extra)
         assert "should be removed; " in mistake
@@ -319,14 +319,14 @@ def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> 
     "source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}", "{env: A, prompt: true}"]
 )
 def test_a_secret_has_exactly_a_single_source(mistakes: Mistakes, source: str) -> None:
-    """None is as wrong as two."""
+    """Neither none nor two."""
     text = "should have exactly one of `env`, `file`, `command` and `prompt`"
     assert mistakes(f"secrets: {{A: {source}}}") == [f"3: secrets.A: {text}"]
 
 
 @pytest.mark.parametrize("source", ["false", "3", '""', "[hf_0123456789abcdefghij]", "{a: b}"])
 def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None:
-    """Its text may be the value itself, so it is not shown."""
+    """The text may be the value by mistake, so it is not shown."""
     (mistake,) = mistakes(f"secrets: {{A: {{prompt: {source}}}}}")
 
     assert mistake.startswith(
@@ -335,8 +335,8 @@ def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None
     assert "hf_" not in mistake
 
 
-def test_a_question_is_not_the_answer(mistakes: Mistakes) -> None:
-    """A token where the question belongs."""
+def test_a_prompt_is_not_the_value(mistakes: Mistakes) -> None:
+    """A token in place of the text."""
     text = "should be the prompt text; the value is entered at the prompt"
     assert mistakes("secrets: {A: {prompt: hf_0123456789abcdefghij}}") == [
         f"3: secrets.A.prompt: {text}"
@@ -376,7 +376,7 @@ def test_arguments_for_vllm(mistakes: Mistakes, argument: str, expected: str) ->
     assert [f"3: serve.args[0]: {expected}"] == mistakes(f'serve: {{args: ["{argument}"]}}')
 
 
-def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
+def test_arguments_may_have_spaces_in_their_value(load_text: Load) -> None:
     """JSON in one argument is common."""
     args = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
 
@@ -411,13 +411,13 @@ def test_calls_of_docker_that_would_hang(mistakes: Mistakes, argv: str, expected
 
 
 def test_docker_by_sudo_without_a_password(load_text: Load) -> None:
-    """The form that works."""
+    """The supported form."""
     assert load_text("docker: [sudo, -n, docker]").head.docker == ("sudo", "-n", "docker")
 
 
 @pytest.mark.parametrize("name", [audit.FILE, lock.FILE])
-def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Path) -> None:
-    """Its folder would be that of all locks or audit logs."""
+def test_reserved_names_of_clusters(name: str, tmp_path: Path) -> None:
+    """Folders of all locks or audit trails."""
     path = tmp_path / "inventory.yaml"
     path.write_text(f"cluster: {name}\nimage: x:1\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1}}]\n")
 
@@ -429,10 +429,39 @@ def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Pa
 
 
 def test_an_image_copied_between_nodes_is_named_by_a_tag() -> None:
-    """Docker knows digests of what came from a registry alone."""
+    """Docker knows digests only of images from a registry."""
     text = GOOD.replace("vllm-openai:v0.32.0", f"vllm-openai@sha256:{'0' * 64}")
     path = Path("test.yaml")
     loads(text, path)
     with pytest.raises(InventoryError) as caught:
         loads(f"{text}image_source: nodes\n", path)
     assert "image: should be named by a tag" in caught.value.evidence
+
+
+def test_all_mistakes_about_a_front_are_reported(mistakes: Mistakes) -> None:
+    """At once."""
+    front = (
+        "front: {node: b, nodes: [gpu01, c], port: 8000, metrics: 8000, hold: 1 year,"
+        " tls: {cert: a.pem}, image: A}"
+    )
+
+    assert mistakes(front) == [
+        '3: front.hold: should be a duration such as 90s, 10m or 1h, not "1 year"',
+        "3: front.image: should be an image reference such as vllm/vllm-openai:v0.33.0 or"
+        ' name@sha256:…, not "A"',
+        "3: front.metrics: should differ from `front.port`; both are 8000",
+        "3: front.node: should be left out with `nodes`",
+        "3: front.node: should be the name of a node, not `b`",
+        "3: front.nodes[1]: should be the name of a node, not `c`",
+        "3: front.port: should differ from `ports.api`; both are 8000",
+        "3: front.tls: should have both files: `cert` and `key`",
+    ]
+
+
+def test_a_front_needs_no_setting(load_text: Load) -> None:
+    """It is on the head, with TLS."""
+    inventory = load_text("front: {}")
+
+    assert inventory.front_nodes == (inventory.head,)
+    assert inventory.front_url == "https://10.0.0.11:8443"
+    assert load_text("front: {tls: off, address: a.example}").front_url == "http://a.example:8443"

@@ -47,7 +47,7 @@ class File(Section):
 
 
 def test_it_is_read_from_a_mapping() -> None:
-    """A key without a value is as one that is not written, and lists become tuples."""
+    """A key without a value counts as unset, and lists become tuples."""
     written = {"user": "ops", "share": None, "count": "one", "words": ["a", "b"]}
 
     assert File.model_validate({"noun": written}).noun == Noun(
@@ -77,22 +77,22 @@ def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str,
     assert [(error["type"], error["loc"]) for error in raised.value.errors()] == [(kind, where)]
 
 
-def test_what_is_written_under_a_field_explains_it() -> None:
-    """To editors, and where a key is missing."""
+def test_a_fields_docstring_describes_it() -> None:
+    """In editors, and in messages about a missing key."""
     assert fields_of(Noun)["user"].description == "Login name."
     assert list(fields_of(Noun)) == ["user", "share", "count", "words"]
 
 
 def test_editors_know_the_bounds() -> None:
-    """And what may be written in place of the value."""
+    """And the alternatives of a value."""
     keys = File.model_json_schema()["$defs"]["Noun"]["properties"]
 
     assert (keys["share"]["exclusiveMinimum"], keys["share"]["maximum"]) == (0, 2)
     assert [key["type"] for key in keys["count"]["anyOf"]] == ["integer", "string", "null"]
 
 
-def test_a_key_that_a_base_class_has_is_explained_too() -> None:
-    """To editors, and where a key is missing: pydantic looks at the class itself alone."""
+def test_keys_of_base_classes_are_described() -> None:
+    """In editors, and in messages: pydantic uses only the class itself."""
     keys = json_schema()["properties"]
 
     assert keys["image"]["description"].startswith("vLLM image")
@@ -112,7 +112,7 @@ def test_the_file_in_the_package_is_the_schema() -> None:
 
 
 def test_it_is_a_valid_schema() -> None:
-    """Of the draft that it names."""
+    """Of its named draft."""
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
@@ -151,8 +151,8 @@ def test_it_accepts_what_the_loader_accepts(extra: dict[str, object]) -> None:
         {"hf_home": "relative"},
     ],
 )
-def test_it_refuses_what_the_loader_refuses(extra: dict[str, object]) -> None:
-    """As far as a schema can: rules between keys are the loader's."""
+def test_it_rejects_what_the_loader_rejects(extra: dict[str, object]) -> None:
+    """Except for rules between keys."""
     assert not _valid(GOOD | extra)
 
 

@@ -47,7 +47,7 @@ def _quoted(text: str) -> str:
         "mounts: [{{source: /s, target: {}}}]",
     ],
 )
-def test_paths_on_nodes_hold_no_shell_character(
+def test_paths_on_nodes_have_no_shell_characters(
     mistakes: Mistakes, extra: str, character: str
 ) -> None:
     """They end up in scripts that people paste."""
@@ -69,17 +69,17 @@ def test_paths_on_nodes_hold_no_shell_character(
         "env: {{{}: x}}",
     ],
 )
-def test_names_hold_no_shell_character(mistakes: Mistakes, extra: str, character: str) -> None:
-    """Conservative on purpose."""
+def test_names_have_no_shell_characters(mistakes: Mistakes, extra: str, character: str) -> None:
+    """Strict on purpose."""
     assert mistakes(extra.format(_quoted(f"eth{character}0"))) != []
 
 
 @pytest.mark.parametrize("character", [*_METACHARACTERS, "/", ","])
 @pytest.mark.parametrize("entry", [_NODE, "{{host: a, name: {}, ip: 10.0.0.1, gpus: 1}}"])
-def test_hosts_and_node_names_hold_no_shell_character(
+def test_hosts_and_node_names_have_no_shell_characters(
     mistakes: Mistakes, entry: str, character: str
 ) -> None:
-    """Ranges are checked after they are expanded."""
+    """Ranges are checked after expansion."""
     assert mistakes(nodes=f"\nnodes: [{entry.format(_quoted(f'gpu{character}[1-1]'))}]") != []
 
 
@@ -89,7 +89,7 @@ def test_hosts_and_node_names_hold_no_shell_character(
     ["ssh: {{user: {}}}", "ssh: {{jump: {}}}", "ssh: {{identity: {}}}", "serve: {{model: {}}}"],
 )
 def test_no_value_looks_like_an_option(mistakes: Mistakes, extra: str, text: str) -> None:
-    """A leading dash turns a value into a flag."""
+    """A leading dash would make it a flag."""
     assert mistakes(extra.format(_quoted(text))) != []
     assert mistakes(nodes=f"\nnodes: [{_NODE.format(_quoted(text))}]") != []
 
@@ -108,7 +108,7 @@ def test_no_value_looks_like_an_option(mistakes: Mistakes, extra: str, text: str
     ],
 )
 def test_image_references(load_text: Load, image: str) -> None:
-    """All forms that docker accepts."""
+    """All of Docker's forms."""
     text = load_text(nodes=f"\nnodes: [{_NODE.format('a')}]").image
 
     assert text == "vllm/vllm-openai:v0.32.0"
@@ -140,8 +140,8 @@ def _load_image(image: str) -> str:
         "x;y",
     ],
 )
-def test_image_references_that_docker_would_refuse(image: str) -> None:
-    """Better here than on every node."""
+def test_invalid_image_references(image: str) -> None:
+    """Rejected before any node does."""
     from launcher.core.errors import InventoryError
 
     with pytest.raises(InventoryError, match="1 mistake"):
@@ -159,7 +159,7 @@ def test_interfaces(load_text: Load, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a" * 16, ".", "..", "a/b", "a b", "^docker", "=eth0", "eth0,eth1", "eth0:1", ""]
 )
-def test_interfaces_that_cannot_exist(mistakes: Mistakes, name: str) -> None:
+def test_invalid_interfaces(mistakes: Mistakes, name: str) -> None:
     """IFNAMSIZ, the kernel's forbidden characters, and NCCL's prefix forms."""
     (mistake,) = mistakes(f'network: {{interface: "{name}"}}')
 
@@ -180,7 +180,7 @@ def test_rdma_devices(load_text: Load, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["mlx5_0:", "mlx5_0:0", "mlx5_0:a", "=mlx5", "^mlx5_1", "mlx5_0,mlx5_1", ""]
 )
-def test_rdma_devices_that_cannot_exist(mistakes: Mistakes, name: str) -> None:
+def test_invalid_rdma_devices(mistakes: Mistakes, name: str) -> None:
     """A list has one device per item."""
     (mistake,) = mistakes(f'network: {{fabric: roce, hca: ["{name}"]}}')
 
@@ -207,7 +207,7 @@ def test_rdma_devices_that_cannot_exist(mistakes: Mistakes, name: str) -> None:
     ],
 )
 def test_addresses_that_other_nodes_cannot_use(mistakes: Mistakes, ip: str, reason: str) -> None:
-    """Also when they come from `host`, for addresses of version 4."""
+    """Even those from `host`, for version 4."""
     (mistake,) = mistakes(nodes=f'\nnodes: [{{host: a, ip: "{ip}", gpus: 1}}]')
 
     assert mistake.startswith("3: nodes[0].ip: should be an ")
@@ -215,7 +215,7 @@ def test_addresses_that_other_nodes_cannot_use(mistakes: Mistakes, ip: str, reas
 
 
 def test_link_local_addresses_of_version_4_are_usable(load_text: Load) -> None:
-    """A cable between two machines without DHCP has them."""
+    """For example on a cable between two machines without DHCP."""
     assert (
         load_text(nodes="\nnodes: [{host: a, ip: 169.254.1.1, gpus: 1}]").head.ip == "169.254.1.1"
     )
@@ -224,8 +224,8 @@ def test_link_local_addresses_of_version_4_are_usable(load_text: Load) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "10.0.0.256", "10.0.0", "a..b/", "gpu[1-2", "[fd00::1]"]
 )
-def test_hosts_that_cannot_be(mistakes: Mistakes, host: str) -> None:
-    """A host that looks like an address is checked as one."""
+def test_invalid_hosts(mistakes: Mistakes, host: str) -> None:
+    """A host that resembles an address is checked as one."""
     (mistake,) = mistakes(nodes=f'\nnodes: [{{host: "{host}", ip: 10.0.0.1, gpus: 1}}]')
 
     assert mistake.startswith("3: nodes[0].host: should ")
@@ -242,22 +242,22 @@ def test_hosts_that_cannot_be(mistakes: Mistakes, host: str) -> None:
     ],
 )
 def test_sizes(load_text: Load, written: str, expected: int) -> None:
-    """Decimal and binary units mean what they say; a bare letter means what Docker takes it for."""
+    """Decimal and binary units; a bare letter means the same as in Docker."""
     assert expected == load_text(f"shm: {written}").shm
 
 
 @pytest.mark.parametrize(
     "written", ["2 Gigs", "-1", "0", "0GiB", "GiB", "true", "[1]", "1e9", "9999999999TiB", "lots"]
 )
-def test_sizes_that_cannot_be_read(mistakes: Mistakes, written: str) -> None:
-    """Nothing is guessed."""
+def test_invalid_sizes(mistakes: Mistakes, written: str) -> None:
+    """Without guesses."""
     (mistake,) = mistakes(f"shm: {written}")
 
     assert mistake.startswith('3: shm: should be "private", "host" or a size such as 10GiB, not ')
 
 
-def test_shared_memory_of_its_own_is_the_default(load_text: Load) -> None:
-    """It can be written, too, and so can the host's."""
+def test_private_shared_memory_is_the_default(load_text: Load) -> None:
+    """It can be explicit, as can the host's."""
     assert load_text().shm == load_text("shm: private").shm == "private"
     assert load_text("shm: host").shm == "host"
 
@@ -292,7 +292,7 @@ def test_a_number_where_text_belongs_should_be_quoted(mistakes: Mistakes) -> Non
 def test_environment_values_reach_the_node_as_written(
     load_text: Load, written: str, expected: str
 ) -> None:
-    """They are text in the end, whatever YAML makes of them."""
+    """As text, whatever their YAML type."""
     assert expected == load_text(f"env: {{A: {written}}}").head.env["A"]
 
 
@@ -309,9 +309,7 @@ def test_environment_values_reach_the_node_as_written(
         ('"a\\nb"', "should be one line without control characters"),
     ],
 )
-def test_environment_values_that_are_not_clear(
-    mistakes: Mistakes, written: str, expected: str
-) -> None:
+def test_ambiguous_environment_values(mistakes: Mistakes, written: str, expected: str) -> None:
     """`true` may mean true, True or 1 to the program."""
     assert [f"3: env.A: {expected}"] == mistakes(f"env: {{A: {written}}}")
 
@@ -328,7 +326,7 @@ def test_names_of_environment_variables(mistakes: Mistakes, name: str) -> None:
     "path", ["huggingface", "~/hf", "/", "/a/../b", "/a b", "/a:b", "/a,b", "./a"]
 )
 def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
-    """A path that docker would split or that climbs is refused as well."""
+    """Without separators of Docker, and without `..`."""
     (mistake,) = mistakes(f'hf_home: "{path}"')
 
     assert mistake.startswith("3: hf_home: should be an absolute path on the nodes")
@@ -405,15 +403,13 @@ def test_invalid_values_have_plain_messages(mistakes: Mistakes, extra: str, expe
 def test_limits_are_written_as_in_docker_and_in_compose(
     load_text: Load, written: str, read: str
 ) -> None:
-    """And handed to `docker run` in its own form."""
+    """And passed to `docker run` in its own form."""
     assert load_text(f"ulimits: {{nofile: {written}}}").ulimits == {"nofile": read}
 
 
 @pytest.mark.parametrize("written", ["lots", "1.5", '"2:1"', '"-1:5"', "true", "{soft: 1}", "-2"])
-def test_limits_that_docker_would_refuse_are_refused_first(
-    mistakes: Mistakes, written: str
-) -> None:
-    """With what it should be."""
+def test_invalid_limits(mistakes: Mistakes, written: str) -> None:
+    """With the expected form."""
     (message,) = mistakes(f"ulimits: {{nofile: {written}}}")
 
     assert message.startswith("3: ulimits.nofile: should ")
@@ -423,7 +419,7 @@ def test_limits_that_docker_would_refuse_are_refused_first(
 
 
 def test_logging_is_written_as_in_compose(load_text: Load, mistakes: Mistakes) -> None:
-    """A driver and its options; one that keeps nothing would leave nothing to read."""
+    """A driver and its options; drivers without logs are rejected."""
     logging = load_text("logging: {driver: local, options: {max-size: 10m, max-file: 3}}").logging
 
     assert (logging.driver, logging.options) == ("local", {"max-size": "10m", "max-file": "3"})
@@ -449,7 +445,7 @@ def test_a_secret_is_no_option_of_a_log_driver(mistakes: Mistakes) -> None:
 
 
 def test_capabilities_have_two_names(load_text: Load, mistakes: Mistakes) -> None:
-    """The kernel's begin with CAP_; one that there is not is a mistake."""
+    """With and without CAP_; unknown ones are mistakes."""
     assert load_text("cap_add: [CAP_SYS_PTRACE, net_admin, ALL]").cap_add == (
         "SYS_PTRACE",
         "NET_ADMIN",
@@ -474,7 +470,7 @@ def test_capabilities_have_two_names(load_text: Load, mistakes: Mistakes) -> Non
         "nvidia.com/gpu=all",
     ],
 )
-def test_devices_are_written_as_docker_takes_them(load_text: Load, device: str) -> None:
+def test_devices(load_text: Load, device: str) -> None:
     """Files below /dev, and names of CDI."""
     assert load_text(f'devices: ["{device}"]').devices == (device,)
 
@@ -482,8 +478,8 @@ def test_devices_are_written_as_docker_takes_them(load_text: Load, device: str) 
 @pytest.mark.parametrize(
     "device", ["gdrdrv", "/etc/passwd", "/dev/", "/dev/../etc", "/dev/a:x", "/dev/a b", "/dev/a:"]
 )
-def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
-    """Before a container fails for it."""
+def test_invalid_devices(mistakes: Mistakes, device: str) -> None:
+    """Before a container fails for them."""
     (message,) = mistakes(f'devices: ["{device}"]')
 
     assert message.startswith("3: devices[0]: should be a device of the nodes such as /dev/gdrdrv")
@@ -502,27 +498,25 @@ def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
         ("network: {shm: host}", "network: unknown key `shm` here; it belongs at the top level"),
         ("network: {hcas: [a]}", "network: unknown key `hcas`; did you mean `hca`?"),
         ("secrets: {A: {envv: B}}", "secrets.A: unknown key `envv`; did you mean `env`?"),
-        ("ray: {zzz: 1}", "ray: unknown key `zzz`; known here: version, object_store, token_auth"),
+        ("ray: {zzz: 1}", "ray: unknown key `zzz`; valid keys: version, object_store, token_auth"),
         (
             '"a\\nb": 1',
-            'unknown key `"a\\nb"`; known here: cluster, image, image_source, accelerator',
+            'unknown key `"a\\nb"`; valid keys: cluster, image, image_source, accelerator',
         ),
     ],
 )
-def test_unknown_keys_have_a_near_miss_or_a_home(
-    mistakes: Mistakes, extra: str, expected: str
-) -> None:
-    """A key in the wrong place is as common as a wrong letter."""
+def test_unknown_keys_have_a_suggestion(mistakes: Mistakes, extra: str, expected: str) -> None:
+    """A misplaced key is as common as a typing error."""
     assert mistakes(extra)[0].startswith(f"3: {expected}")
 
 
 def test_a_key_without_a_value_counts_as_unset(load_text: Load) -> None:
-    """Comments under it may be all that is left."""
+    """Perhaps only comments are left below it."""
     assert load_text() == load_text("env:\nssh:\nserve:\nray:")
 
 
 def test_required_keys(mistakes: Mistakes) -> None:
-    """Each says what it is for."""
+    """The messages have their purpose."""
     assert mistakes(nodes="\nnodes: [{host: a, ip: 10.0.0.1}]") == [
         "3: nodes[0]: `gpus` is missing: GPUs to use: how many, or which, such as [4, 5, 6, 7]"
         " (with `accelerator: cpu`: slots)"

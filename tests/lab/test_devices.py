@@ -27,8 +27,8 @@ def read_devices(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
     assert "/sys/class/infiniband" in program
     folder = lab_spec.hosts[0].dir / devices.CLASSES / "infiniband"
     script = program.replace("/sys/class/infiniband", str(folder))
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-    return parse_rdma(done.stdout)
+    completed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    return parse_rdma(completed.stdout)
 
 
 def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
 
 
 def test_infiniband_has_no_address_and_no_interface(tmp_path: Path) -> None:
-    """Only what its own fabric has."""
+    """Only an entry of its own fabric."""
     first, *_ = read_devices(lab(tmp_path, rdma="infiniband"))
 
     assert (first.ports[0].link_layer, first.netdevs) == ("InfiniBand", ())
@@ -52,7 +52,7 @@ def test_infiniband_has_no_address_and_no_interface(tmp_path: Path) -> None:
 
 
 def test_storage_has_its_own_card(tmp_path: Path) -> None:
-    """As fast as the others, and near to no GPU."""
+    """As fast as the others, but near no GPU."""
     lab_spec = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
 
     assert len(read_devices(lab_spec)) == 3
@@ -61,7 +61,7 @@ def test_storage_has_its_own_card(tmp_path: Path) -> None:
 
 
 def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
-    """By their render nodes; the processors' own entry is none."""
+    """By their render nodes; the entry of the CPU does not count."""
     lab_spec = lab(tmp_path, accelerator="amd", gpus=4)
     devices.prepare(lab_spec, lab_spec.hosts[0])
     classes = lab_spec.hosts[0].dir / devices.CLASSES
@@ -76,7 +76,7 @@ def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
     assert "accelerator: amd" in host_configs.inventory(lab_spec)
 
 
-def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
+def test_a_host_reboots_only_for_other_devices(tmp_path: Path) -> None:
     """Their files are mounted at boot."""
     lab_spec = lab(tmp_path, rdma="roce")
     (only,) = lab_spec.hosts
@@ -89,7 +89,7 @@ def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
     assert layout.load_lab(tmp_path) == lab_spec
 
 
-def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
+def test_hosts_without_devices_have_no_files(tmp_path: Path) -> None:
     """Other lab hosts are not affected."""
     lab_spec = lab(tmp_path)
 

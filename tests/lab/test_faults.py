@@ -33,23 +33,23 @@ def listening(host: Host, port: int) -> Iterator[None]:
     """Let a host receive data at a port, over TCP or UDP, and report the size."""
     program = f"""
 import socket, threading
-door = socket.create_server(("", {port}))
-letters = socket.socket(type=socket.SOCK_DGRAM)
-letters.bind(("", {port}))
-def read():
+listener = socket.create_server(("", {port}))
+datagrams = socket.socket(type=socket.SOCK_DGRAM)
+datagrams.bind(("", {port}))
+def answer_datagrams():
     while True:
-        data, sender = letters.recvfrom(65536)
-        letters.sendto(b"%d" % len(data), sender)
-def swallow(guest):
+        data, sender = datagrams.recvfrom(65536)
+        datagrams.sendto(b"%d" % len(data), sender)
+def count_bytes(client):
     count = 0
-    while data := guest.recv(65536):
+    while data := client.recv(65536):
         count += len(data)
-    guest.sendall(b"%d" % count)
-    guest.close()
-threading.Thread(target=read, daemon=True).start()
+    client.sendall(b"%d" % count)
+    client.close()
+threading.Thread(target=answer_datagrams, daemon=True).start()
 print("open", flush=True)
 while True:
-    threading.Thread(target=swallow, args=door.accept()[:1], daemon=True).start()
+    threading.Thread(target=count_bytes, args=listener.accept()[:1], daemon=True).start()
 """
     argv = hosts.enter_argv(host, "python3", "-c", program)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
@@ -62,35 +62,35 @@ while True:
             process.kill()
 
 
-def sent(host: Host, ip: str, port: int, size: int, timeout: float = 3.0) -> float | None:
+def send_bytes(host: Host, ip: str, port: int, size: int, timeout: float = 3.0) -> float | None:
     """Send bytes from a host to a host with `listening`; return the seconds until all arrived."""
     program = f"""
 import socket, time
 began = time.monotonic()
-to = socket.create_connection(("{ip}", {port}), timeout={timeout})
-to.sendall(b"x" * {size})
-to.shutdown(socket.SHUT_WR)
-assert int(to.recv(64)) == {size}
+target = socket.create_connection(("{ip}", {port}), timeout={timeout})
+target.sendall(b"x" * {size})
+target.shutdown(socket.SHUT_WR)
+assert int(target.recv(64)) == {size}
 print(time.monotonic() - began)
 """
-    done = host_faults.enter(host, "python3", "-c", program)
-    return float(done.stdout) if done.returncode == 0 else None
+    completed = host_faults.enter(host, "python3", "-c", program)
+    return float(completed.stdout) if completed.returncode == 0 else None
 
 
-def passes(host: Host, ip: str, port: int, size: int) -> bool:
+def packet_arrives(host: Host, ip: str, port: int, size: int) -> bool:
     """Return True if an unfragmented packet of this size reaches a host with `listening`."""
     program = f"""
 import socket
-letters = socket.socket(type=socket.SOCK_DGRAM)
-letters.settimeout(0.5)
-letters.setsockopt(socket.IPPROTO_IP, 10, 3)  # IP_MTU_DISCOVER: IP_PMTUDISC_PROBE (ip(7))
-letters.sendto(b"x" * {size - 28}, ("{ip}", {port}))
-letters.recv(64)
+datagrams = socket.socket(type=socket.SOCK_DGRAM)
+datagrams.settimeout(0.5)
+datagrams.setsockopt(socket.IPPROTO_IP, 10, 3)  # IP_MTU_DISCOVER: IP_PMTUDISC_PROBE (ip(7))
+datagrams.sendto(b"x" * {size - 28}, ("{ip}", {port}))
+datagrams.recv(64)
 """
     return host_faults.enter(host, "python3", "-c", program).returncode == 0
 
 
-def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
+def test_faults_take_effect_and_heal(lab: Lab) -> None:
     """Hosts cut off from each other are reachable over SSH; an unplugged one is not; a rebooted one
     is clean.
     """
@@ -111,7 +111,7 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     # The kernel takes up to a second to notice a cable.
     machine.await_true(
         lambda: reaches(lab, "node1", "node2"),
-        what="the way to a host that was plugged in again",
+        what="the connection to a host that was plugged in again",
         timeout=10,
     )
     old = processes.init_pid(second)
@@ -120,7 +120,7 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
 
 
-def test_firewalls_block_one_direction_or_one_port(lab: Lab) -> None:
+def test_firewalls_block_a_direction_or_a_port(lab: Lab) -> None:
     """`block` and `close_port` drop only their packets, not replies or other ports, and `heal`
     removes both.
     """
@@ -144,7 +144,7 @@ def test_a_deaf_host(lab: Lab) -> None:
     fault.
     """
     first, second = lab.hosts
-    host_faults.deafen(second, first)
+    host_faults.drop_incoming(second, first)
     assert not reaches(lab, "node1", "node2")
     assert not reaches(lab, "node2", "node1")
     assert ssh(lab, "root", "node2", "true").returncode == 0
@@ -153,7 +153,7 @@ def test_a_deaf_host(lab: Lab) -> None:
 
 
 def test_ssh_connections_are_reset(lab: Lab) -> None:
-    """Those that stand break at once, and the next one works."""
+    """Open ones break at once; a new one works."""
     first = lab.hosts[0]
     argv = (
         "ssh",
@@ -177,7 +177,9 @@ def test_ssh_connections_are_reset(lab: Lab) -> None:
 
 
 def test_a_small_disk_is_full(lab: Lab) -> None:
-    """In one folder of one host; once drained it accepts files again, and shows the old ones."""
+    """In one folder of one host; after `drain` it accepts files again, and after `remove_disk` it
+    shows the old ones.
+    """
     first, second = lab.hosts
     assert ssh(lab, "root", "node1", "echo old > /srv/kept").returncode == 0
     host_faults.small_disk(first, "/srv", 1)
@@ -192,54 +194,57 @@ def test_a_small_disk_is_full(lab: Lab) -> None:
     assert ssh(lab, "root", "node1", "cat /srv/kept").stdout == "old\n"
 
 
-def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
+def test_large_packets_are_lost_in_a_single_direction(lab: Lab) -> None:
     """Large packets from the other host are lost until `heal`; smaller ones pass."""
     first, second = lab.hosts
     host_faults.drop_large(first, second, 1400)
     with listening(first, 7001), listening(second, 7001):
-        assert [passes(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [
+        assert [packet_arrives(second, first.ip, 7001, size) for size in (1400, 1401, 1500)] == [
             True,
             False,
             False,
         ]
-        assert sent(second, first.ip, 7001, 1000) is not None
-        assert sent(second, first.ip, 7001, 100_000) is None
-        assert sent(first, second.ip, 7001, 100_000) is not None
+        assert send_bytes(second, first.ip, 7001, 1000) is not None
+        assert send_bytes(second, first.ip, 7001, 100_000) is None
+        assert send_bytes(first, second.ip, 7001, 100_000) is not None
         host_faults.heal(first)
-        assert passes(second, first.ip, 7001, 1500)
-        assert sent(second, first.ip, 7001, 100_000) is not None
+        assert packet_arrives(second, first.ip, 7001, 1500)
+        assert send_bytes(second, first.ip, 7001, 100_000) is not None
 
 
-def test_a_card_may_send_larger_packets_than_the_others_take(lab: Lab) -> None:
-    """MTU 9000 on one side: its packets of that size go nowhere, those of 1500 still do."""
+def test_larger_packets_than_the_other_mtu_are_lost(lab: Lab) -> None:
+    """MTU 9000 on one side: packets of that size are lost, those of 1500 arrive."""
     first, second = lab.hosts
     host_faults.set_mtu(first, 9000)
     assert "mtu 9000" in host_faults.enter(first, "ip", "link", "show", "eth0").stdout
     with listening(second, 7001):
-        assert [passes(first, second.ip, 7001, size) for size in (1500, 9000)] == [True, False]
+        assert [packet_arrives(first, second.ip, 7001, size) for size in (1500, 9000)] == [
+            True,
+            False,
+        ]
     host_faults.set_mtu(first, 1500)
 
     assert "mtu 1500" in host_faults.enter(first, "ip", "link", "show", "eth0").stdout
 
 
-def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
+def test_a_rate_limit_applies_to_a_host_or_to_all(lab: Lab) -> None:
     """Two megabytes at 16 Mbit/s take a second, to one host or all, until the fault is removed."""
     first, second = lab.hosts
     with listening(second, 7001), listening(first, 7001):
-        host_faults.slow(first, "16mbit", second)
-        host_faults.slow(first, "16mbit", second)
-        assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
-        assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
-        host_faults.slow(first, "16mbit")
-        assert (sent(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
-        assert (sent(second, first.ip, 7001, 2_000_000, 20) or 0) > 0.5
-        host_faults.unslow(first)
-        assert (sent(first, second.ip, 7001, 2_000_000) or 9) < 0.5
-        assert (sent(second, first.ip, 7001, 2_000_000) or 9) < 0.5
+        host_faults.limit_rate(first, "16mbit", second)
+        host_faults.limit_rate(first, "16mbit", second)
+        assert (send_bytes(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        assert (send_bytes(second, first.ip, 7001, 2_000_000) or 9) < 0.5
+        host_faults.limit_rate(first, "16mbit")
+        assert (send_bytes(first, second.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        assert (send_bytes(second, first.ip, 7001, 2_000_000, 20) or 0) > 0.5
+        host_faults.unlimit_rate(first)
+        assert (send_bytes(first, second.ip, 7001, 2_000_000) or 9) < 0.5
+        assert (send_bytes(second, first.ip, 7001, 2_000_000) or 9) < 0.5
 
 
 def test_a_name_on_loopback(lab: Lab) -> None:
-    """The host's own name is 127.0.1.1 to itself alone, until it is put right."""
+    """The host resolves its own name to 127.0.1.1, other hosts do not, until the repair."""
     first, second = lab.hosts
     host_faults.name_on_loopback(lab, first)
     assert host_faults.enter(first, "getent", "ahostsv4", "node1").stdout.split()[0] == "127.0.1.1"
@@ -264,11 +269,11 @@ def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
     host_faults.remove_nic(first, "eth7")
     assert host_faults.enter(first, "ip", "link", "show", "eth7").returncode != 0
     host_faults.show_rdma(first, "mlx5_0", "mlx5_1")
-    shown = (
+    script = (
         "ls /sys/class/infiniband; cat /sys/class/infiniband/mlx5_1/ports/1/state"
         " /sys/class/net/eth0/mtu"
     )
-    assert ssh(lab, "root", "node1", shown).stdout.splitlines() == [
+    assert ssh(lab, "root", "node1", script).stdout.splitlines() == [
         "mlx5_0",
         "mlx5_1",
         "4: ACTIVE",

@@ -50,7 +50,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return requested
 
 
-def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
+def fake_smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
     """Install a fake `nvidia-smi` with this output; return the queried GPUs."""
     queries: list[str] = []
 
@@ -62,8 +62,8 @@ def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
     return queries
 
 
-def claims() -> list[str]:
-    """Return what this process claims, and give it back."""
+def release_claims() -> list[str]:
+    """Return this process's claims, and release them."""
     names = []
     for file in list(Path("/proc/self/fd").iterdir()):
         try:
@@ -93,34 +93,32 @@ def test_a_rank_claims_memory_of_its_gpu(
     visible: str | None,
     gpu: str,
 ) -> None:
-    """As vLLM finds it, before the device is prepared."""
+    """By vLLM's own assignment, before the device is prepared."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    queries = smi(monkeypatch, "GPU-aa, 81559, 4\n")
+    queries = fake_smi(monkeypatch, "GPU-aa, 81559, 4\n")
     gpu_claim.register()
     rank: Any = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase()
     rank.vllm_config, rank.worker = config(assigned, dp), SimpleNamespace(local_rank=1)
     rank.init_device()
 
     assert (queries, vllm) == ([gpu], [(f"cuda:{gpu}", 40779), "device"])
-    assert claims() == ["/memfd:gpu-memory:GPU-aa:40779 (deleted)"]
+    assert release_claims() == ["/memfd:gpu-memory:GPU-aa:40779 (deleted)"]
 
 
-def test_a_gpu_that_others_hold_ends_the_start(
-    monkeypatch: pytest.MonkeyPatch, vllm: list[Any]
-) -> None:
+def test_a_gpu_in_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, vllm: list[Any]) -> None:
     """With vLLM's own message, as on a real GPU."""
-    smi(monkeypatch, "GPU-aa, 81559, 60000\n")
+    fake_smi(monkeypatch, "GPU-aa, 81559, 60000\n")
 
     with pytest.raises(ValueError, match="Free memory on device cuda:0"):
         gpu_claim.claim(config(), 0)
-    assert claims() == []
+    assert release_claims() == []
 
 
 def test_unified_memory_is_not_claimed(monkeypatch: pytest.MonkeyPatch, vllm: list[Any]) -> None:
     """The GPU reports no sizes."""
-    smi(monkeypatch, "GPU-aa, [N/A], [N/A]\n")
+    fake_smi(monkeypatch, "GPU-aa, [N/A], [N/A]\n")
     gpu_claim.claim(config(), 0)
 
-    assert (vllm, claims()) == ([], [])
+    assert (vllm, release_claims()) == ([], [])

@@ -1,4 +1,4 @@
-"""The image that stands in for one with CUDA."""
+"""The image that replaces one with CUDA."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def read_archive(archive: Path) -> dict[str, bytes]:
         return {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
 
 
-def test_the_archive_adds_one_layer_to_the_practice_image(tmp_path: Path) -> None:
-    """The lower one is named and not carried: Docker has it. Same content, same ID, everywhere."""
+def test_the_archive_adds_a_layer_to_the_lab_image(tmp_path: Path) -> None:
+    """It refers to the lower layer, which Docker already has. The same content has the same ID
+    everywhere.
+    """
     rootfs = tmp_path / "building/rootfs"
     (rootfs / "etc").mkdir(parents=True)
     base = tmp_path / "image-abc.tar"
@@ -47,7 +49,7 @@ def test_the_archive_adds_one_layer_to_the_practice_image(tmp_path: Path) -> Non
     assert gpu_image.ensure(tmp_path, base).read_bytes() == first
 
 
-def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path) -> None:
+def test_the_layer_registers_the_plugin_and_labels_the_image(tmp_path: Path) -> None:
     """In the package directory of the image's Python."""
     rootfs = tmp_path / "building/rootfs"
     rootfs.mkdir(parents=True)
@@ -69,7 +71,7 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
     assert "vLLM runs its CPU build" in config["Labels"][gpu_image.LABEL]
 
 
-def test_its_name_is_that_of_an_image_for_nvidia_gpus() -> None:
+def test_the_name_is_that_of_an_image_for_nvidia_gpus() -> None:
     """`vlaunch init` derives an image's type from its name."""
     assert "vllm" in gpu_image.NAME
     assert not any(platform in gpu_image.NAME for platform in ("cpu", "rocm", "xpu", "tpu", "hpu"))

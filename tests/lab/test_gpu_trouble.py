@@ -11,8 +11,8 @@ from launcher.lab.gpu_trouble import GpuTrouble
 HOSTS = ("node1", "node2")
 
 
-def test_trouble_concerns_a_gpu_or_a_host() -> None:
-    """Without an index it is the first GPU's; a missing toolkit is the host's."""
+def test_trouble_affects_a_gpu_or_a_host() -> None:
+    """Without an index it affects the first GPU; a missing toolkit affects the host."""
     arguments = ("node1:lost:3", "node2:busy", "node2:no-toolkit")
 
     assert gpu_trouble.parse_troubles(arguments, hosts=HOSTS, gpus=8) == (
@@ -22,8 +22,8 @@ def test_trouble_concerns_a_gpu_or_a_host() -> None:
     )
 
 
-def test_trouble_is_written_as_it_is_read() -> None:
-    """The record of a lab is read again."""
+def test_trouble_has_the_same_text_when_written() -> None:
+    """A lab's record stores it in the same format."""
     arguments = ["node1:lost:3", "node2:no-toolkit"]
 
     assert [
@@ -32,7 +32,7 @@ def test_trouble_is_written_as_it_is_read() -> None:
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    """Another host, another kind, an index that is none."""
+    """An unknown host, an unknown kind, an invalid index."""
     arguments = ("node3:lost", "node1:tired", "node1:ecc:8", "node1:no-toolkit:1", "node1:ecc:x")
     with pytest.raises(RequestError) as refused:
         gpu_trouble.parse_troubles(arguments, hosts=HOSTS, gpus=8)
@@ -43,6 +43,6 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 def test_a_single_mistake_is_a_sentence() -> None:
-    """With what it can be."""
+    """With the valid values."""
     with pytest.raises(RequestError, match="no GPU 2, only 0 to 1"):
         gpu_trouble.parse_troubles(("node1:ecc:2",), hosts=HOSTS, gpus=2)

@@ -28,7 +28,7 @@ def programs(lab_spec: Lab) -> list[str]:
     return sorted(path.name for path in lab_spec.hosts[0].programs.iterdir())
 
 
-def test_a_host_gets_both_programs_and_boots_for_them(tmp_path: Path) -> None:
+def test_a_host_gets_both_programs_and_reboots(tmp_path: Path) -> None:
     """Only the first time."""
     lab_spec = lab(tmp_path)
 
@@ -38,7 +38,7 @@ def test_a_host_gets_both_programs_and_boots_for_them(tmp_path: Path) -> None:
     assert all(os.access(path, os.X_OK) for path in lab_spec.hosts[0].programs.iterdir())
 
 
-def test_a_toolkit_that_goes_or_comes_takes_a_boot(tmp_path: Path) -> None:
+def test_a_changed_toolkit_requires_a_reboot(tmp_path: Path) -> None:
     """dockerd looks for it only when it starts."""
     lab_spec, without = lab(tmp_path), lab(tmp_path, "node1:no-toolkit")
     gpus.prepare(lab_spec, lab_spec.hosts[0])
@@ -49,7 +49,7 @@ def test_a_toolkit_that_goes_or_comes_takes_a_boot(tmp_path: Path) -> None:
     assert programs(lab_spec) == ["nvidia-container-runtime-hook", "nvidia-smi"]
 
 
-def test_other_trouble_takes_none(tmp_path: Path) -> None:
+def test_other_trouble_requires_no_reboot(tmp_path: Path) -> None:
     """`nvidia-smi` reads its data every time."""
     lab_spec, broken = lab(tmp_path), lab(tmp_path, "node1:lost:3", "node2:lost:4")
     gpus.prepare(lab_spec, lab_spec.hosts[0])
@@ -59,7 +59,7 @@ def test_other_trouble_takes_none(tmp_path: Path) -> None:
     assert [gpu["lost"] for gpu in document["gpus"]] == [index == 3 for index in range(8)]
 
 
-def test_hosts_without_gpus_have_nothing_of_it(tmp_path: Path) -> None:
+def test_hosts_without_gpus_have_no_programs(tmp_path: Path) -> None:
     """Lab hosts with slots are not affected."""
     lab_spec = lab(tmp_path, accelerator="cpu")
 
@@ -69,7 +69,7 @@ def test_hosts_without_gpus_have_nothing_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [1, 0])
 def test_gpus_have_different_identities(tmp_path: Path, other: int) -> None:
-    """Neither of a host nor of two hosts; and it stays from one `lab up` to the next."""
+    """On one host and on two hosts; the UUIDs are stable from one `lab up` to the next."""
     lab_spec = lab(tmp_path)
     documents = [gpus.smi_document(lab_spec, lab_spec.hosts[index]) for index in (0, other)]
     uuids = [gpu["uuid"] for text in documents for gpu in json.loads(json.dumps(text))["gpus"]]

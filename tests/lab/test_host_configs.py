@@ -31,8 +31,8 @@ def test_the_inventory_names_every_host_and_survives_odd_paths() -> None:
     assert all(isinstance(value, str) for value in inventory["env"].values())
 
 
-def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:
-    """It is one for NVIDIA GPUs, with the image that stands in for one with CUDA."""
+def test_the_inventory_of_simulated_gpus_names_the_cpu_build(tmp_path: Path) -> None:
+    """It is one for NVIDIA GPUs, with the image that replaces one with CUDA."""
     lab = layout.make_lab(
         name="vlaunch-lab",
         directory=tmp_path,
@@ -57,8 +57,8 @@ def test_every_host_resolves_every_host() -> None:
     assert "127.0.1.1" not in hosts
 
 
-def test_docker_leaves_the_machines_network_alone_and_keeps_its_control_groups_apart() -> None:
-    """Two daemons on one kernel must not meet."""
+def test_docker_daemons_do_not_interfere() -> None:
+    """Two daemons on one kernel must not interfere."""
     first, second = (
         json.loads(host_configs.etc_files(LAB, host)["docker/daemon.json"]) for host in LAB.hosts
     )
@@ -76,7 +76,7 @@ def test_accounts_are_open_to_keys_only() -> None:
     assert "docker:x:999:\n" in host_configs.etc_files(LAB, LAB.hosts[0])["group"]
 
 
-def test_known_hosts_has_one_line_a_host_by_address_and_name() -> None:
+def test_known_hosts_has_a_line_per_host() -> None:
     """Without the comments of public keys."""
     keys = {
         "node1": "ssh-ed25519 AAAA1 root@somewhere\n",

@@ -20,7 +20,7 @@ from tests import wheel
 
 
 def test_the_lock_pins_vllm_and_no_ray() -> None:
-    """Every line is exact; what must be missing is missing."""
+    """Every line is exact; unwanted packages are absent."""
     lines = [line for line in image.wheels_lock().splitlines() if not line.startswith("#")]
     pins = [line for line in image.pinned_wheels().splitlines() if not line.startswith("#")]
     names = {pin.split("==")[0] for pin in pins}
@@ -33,7 +33,7 @@ def test_the_lock_pins_vllm_and_no_ray() -> None:
     assert not any(name.startswith("nvidia") for name in names)
 
 
-def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Path) -> None:
+def test_docker_can_load_an_archive(tmp_path: Path) -> None:
     """The image ID is the digest of the configuration, so it is the same on every host."""
     rootfs = tmp_path / "building/rootfs"
     (rootfs / "etc").mkdir(parents=True)
@@ -43,10 +43,10 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
     image.pack(rootfs, archive)
 
     with tarfile.open(archive) as tar:
-        read = {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
-    manifest = json.loads(read["manifest.json"])[0]
-    config = read[manifest["Config"]]
-    layer = read[manifest["Layers"][0]]
+        members = {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
+    manifest = json.loads(members["manifest.json"])[0]
+    config = members[manifest["Config"]]
+    layer = members[manifest["Layers"][0]]
     assert manifest["RepoTags"] == [image.NAME]
     assert image.image_id(archive) == f"sha256:{hashlib.sha256(config).hexdigest()}"
     assert json.loads(config)["rootfs"]["diff_ids"] == [
@@ -55,9 +55,9 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
     assert json.loads(config)["config"]["Entrypoint"] == ["vllm", "serve"]
 
 
-def test_a_process_that_waits_leaves_the_core_to_others(tmp_path: Path) -> None:
-    """The start-up line of the image's Python replaces yields by short sleeps."""
-    match = re.search(r"^echo '(import .+)'", shell.program_text("practice_image"), re.MULTILINE)
+def test_a_waiting_process_sleeps(tmp_path: Path) -> None:
+    """The start-up line of the image's Python replaces yields with short sleeps."""
+    match = re.search(r"^echo '(import .+)'", shell.program_text("lab_image"), re.MULTILINE)
     assert match is not None
     (tmp_path / "patience.pth").write_text(match[1] + "\n")
     program = """
@@ -68,14 +68,14 @@ for _ in range(100):
     os.sched_yield()
 print(time.monotonic() - began)
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
 
-    assert float(done.stdout) >= 100 * 0.0002
+    assert float(completed.stdout) >= 100 * 0.0002
 
 
-def answer(code: int, commands: list[tuple[str, ...]]) -> Callable[..., object]:
+def fake_attempt(code: int, commands: list[tuple[str, ...]]) -> Callable[..., object]:
     """Return a fake of `machine.attempt`, for a pip with this exit code."""
 
     def attempt(*argv: str, **_: object) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,7 @@ def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_
     """Only that wheel, in addition to pip's indexes; the size is announced first."""
     commands: list[tuple[str, ...]] = []
     messages: list[str] = []
-    monkeypatch.setattr(machine, "attempt", answer(0, commands))
+    monkeypatch.setattr(machine, "attempt", fake_attempt(0, commands))
 
     (file,) = image.ensure_wheels(tmp_path, messages.append).iterdir()
     torch, rest = commands
@@ -101,13 +101,13 @@ def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(messages) == 1 and "0.5 GB" in messages[0]
 
 
-def test_torch_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error has a source for it, and nothing remains."""
-    monkeypatch.setattr(machine, "attempt", answer(1, []))
-    with pytest.raises(VlaunchError) as caught:
+def test_torch_is_not_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error suggests a source, and nothing remains."""
+    monkeypatch.setattr(machine, "attempt", fake_attempt(1, []))
+    with pytest.raises(VlaunchError) as error:
         image.ensure_wheels(tmp_path, print)
 
-    assert "download.pytorch.org" in caught.value.hint
+    assert "download.pytorch.org" in error.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def test_a_wheel_with_another_hash_is_refused(
         if digest == right:
             assert (image.ensure_wheels(cache, print) / name).read_bytes() == data
         else:
-            with pytest.raises(VlaunchError) as caught:
+            with pytest.raises(VlaunchError) as error:
                 image.ensure_wheels(cache, print)
-            assert right in "".join(caught.value.evidence)
+            assert right in "".join(error.value.evidence)
             assert list(cache.iterdir()) == []

@@ -44,9 +44,20 @@ def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
     assert result.exception.hint == f"run `vlaunch lab up --name gone --dir {tmp_path}`"
 
 
+def test_up_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same object as of `status`, alone on standard output."""
+    monkeypatch.setattr(prerequisites, "ensure_installed", lambda **_: None)
+    monkeypatch.setattr("launcher.lab.startup.start_lab", lambda *_, **__: None)
+    monkeypatch.setattr("launcher.lab.status.observe", lambda _: [])
+    result = CliRunner().invoke(command, ["up", "--dir", str(tmp_path), "--json"])
+
+    assert json.loads(result.stdout)["inventory"] == str(tmp_path / "inventory.yaml")
+    assert "2 hosts are up" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]]
 )
-def test_a_wrong_request_is_refused_before_anything_is_looked_at(arguments: list[str]) -> None:
-    """Also for who is not root."""
+def test_a_wrong_request_is_refused_first(arguments: list[str]) -> None:
+    """Also without root."""
     assert isinstance(CliRunner().invoke(command, arguments).exception, RequestError)

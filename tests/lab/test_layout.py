@@ -83,9 +83,7 @@ def test_a_record_without_gpus_has_slots(tmp_path: Path) -> None:
         ({"accelerator": "nvidia", "troubles": ("node9:lost",)}, "no host"),
     ],
 )
-def test_gpus_that_cannot_be_are_refused(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+def test_invalid_gpus_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     """Before anything is created."""
     with pytest.raises(RequestError, match=message):
         make(tmp_path, **changes)
@@ -123,7 +121,7 @@ def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
         {"gpus": -1},
     ],
 )
-def test_what_cannot_exist_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_invalid_labs_are_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     """Names, subnets and counts are validated before anything is created."""
     with pytest.raises(RequestError):
         make(tmp_path, **wrong)

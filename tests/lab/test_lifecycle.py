@@ -1,4 +1,4 @@
-"""Practice hosts for real: up, broken, mended, gone without a trace.
+"""Life cycle of real lab hosts: start, damage, repair, removal.
 
 Without the image, so it takes seconds.
 """
@@ -60,15 +60,15 @@ def all_up(lab: Lab) -> bool:
 
 
 def reaches(lab: Lab, source: str, target: str, port: int = 22) -> bool:
-    """Tell whether a TCP connection from one host to another opens, to its SSH server or another
+    """Return whether a TCP connection from one host to another opens, to its SSH server or another
     port.
     """
     script = f"exec 3<>/dev/tcp/{lab.host(target).ip}/{port}"
     return host_faults.enter(lab.host(source), "timeout", "1", "bash", "-c", script).returncode == 0
 
 
-def container(host: Host) -> None:
-    """Run a container that sleeps, from an image with nothing but `sleep` in it."""
+def start_container(host: Host) -> None:
+    """Start a container that sleeps, from an image with only `sleep`."""
     libraries = subprocess.run(
         ["ldd", "/usr/bin/sleep"], capture_output=True, text=True, check=True
     ).stdout
@@ -94,8 +94,8 @@ def lab() -> Iterator[Lab]:
 
 
 def test_hosts_are_like_servers(lab: Lab) -> None:
-    """Own name, Docker and files; logins with and without Docker permissions; no login without the
-    key.
+    """Each has its own name, Docker and files; users with and without Docker permissions; no login
+    without the key.
     """
     assert ssh(lab, "root", "node1", "hostname").stdout == "node1\n"
     ids = {
@@ -117,16 +117,16 @@ def test_hosts_are_like_servers(lab: Lab) -> None:
 
 
 def test_up_again_changes_nothing(lab: Lab) -> None:
-    """The same processes go on."""
+    """The same processes keep running."""
     before = {p.pid for p in processes.lab_processes(NAME)}
     start(lab)
 
     assert {p.pid for p in processes.lab_processes(NAME)} == before
 
 
-def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
-    """Services killed, a host off, a namespace and the bridge gone: one more `up` puts all of it
-    right.
+def test_up_repairs_dead_and_missing_parts(lab: Lab) -> None:
+    """Dead services, a host that is off, a deleted namespace and bridge: another `up` repairs
+    everything.
     """
     first, second = lab.hosts
     host_faults.kill_sshd(first)
@@ -142,8 +142,8 @@ def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
     assert reaches(lab, "node1", "node2")
 
 
-def test_up_moves_a_running_host_whose_namespace_was_deleted(lab: Lab) -> None:
-    """Deleting the name leaves the processes in a network that nothing reaches."""
+def test_up_restores_a_deleted_namespace(lab: Lab) -> None:
+    """Without the name its processes are in a network that nothing reaches."""
     subprocess.run(["ip", "netns", "delete", lab.hosts[0].netns], check=True)
     start(lab)
 
@@ -151,9 +151,9 @@ def test_up_moves_a_running_host_whose_namespace_was_deleted(lab: Lab) -> None:
     assert reaches(lab, "node2", "node1")
 
 
-def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
-    """After a crash: a host killed, a truncated record, a container, a stray process and a rule."""
-    container(lab.hosts[1])
+def test_down_removes_a_damaged_lab(lab: Lab) -> None:
+    """After a crash: a dead host, a truncated record, a container, a stray process and a rule."""
+    start_container(lab.hosts[1])
     for process in processes.host_processes(lab.hosts[0]):
         if process.is_init:
             os.kill(process.pid, signal.SIGKILL)

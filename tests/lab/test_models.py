@@ -12,7 +12,9 @@ from launcher.lab.layout import Host, Lab
 
 
 class Docker:
-    """Runs the scripts in no container: writes what they would into the host's folder."""
+    """A fake that runs scripts without a container: it writes their files into the host's
+    folder.
+    """
 
     def __init__(self) -> None:
         self.built: list[tuple[str, str]] = []
@@ -58,14 +60,14 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
 
 
 def stored_weights(lab: Lab, name: str) -> list[str]:
-    """The weights of a model on all hosts."""
+    """Return the weights of a model on all hosts."""
     return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
 
 
 def test_all_models_are_built_once_and_copied_to_all_hosts(
     lab: Lab, docker: Docker, tmp_path: Path
 ) -> None:
-    """The first one, whose tokenizer the others use, comes first. Models of another image are
+    """The first one, whose tokenizer the others use, is built first. Models of another image are
     removed.
     """
     cache = tmp_path / "cache"
@@ -79,7 +81,7 @@ def test_all_models_are_built_once_and_copied_to_all_hosts(
         ("tiny_llama.py", "tiny-llama"),
         *[("tiny_others.py", "tiny-llama")] * 3,
     ]
-    assert messages == ["making the tiny models"]
+    assert messages == ["creating the tiny models"]
     assert stored_weights(lab, models.LLAMA) == ["tiny_llama.py with []"] * 2
     for name in (models.MOE, models.EMBED, models.RERANK):
         assert name in tiny_others.KINDS
@@ -97,7 +99,7 @@ def test_all_models_are_built_once_and_copied_to_all_hosts(
         ).stat().st_mode & 0o777 == 0o644
 
 
-def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path) -> None:
+def test_another_image_rebuilds_the_models(lab: Lab, docker: Docker, tmp_path: Path) -> None:
     """Its libraries may write other bytes."""
     for archive in ("image-1.tar", "image-2.tar"):
         models.ensure_models(lab, tmp_path / "cache", Path(archive), lambda _: None)

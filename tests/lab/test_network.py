@@ -1,4 +1,4 @@
-"""Reading what `iptables -S` prints."""
+"""Parser of `iptables -S`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
     (bundle / "config.json").write_text(
         json.dumps({"process": {"env": environment}, "root": {"path": str(root)}})
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(hook), "prestart"],
         input=json.dumps({"pid": 321, "bundle": str(bundle)}),
         env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PRACTICE_GPUS": str(document_dir)},
@@ -74,7 +74,7 @@ def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert (root / "etc/practice-gpus.visible").read_text() == "GPU-4\nGPU-5\n"
     assert (root / "usr/bin/nvidia-smi").read_text() == "the program"
     target = root / "etc/practice-gpus"

@@ -33,9 +33,9 @@ class Smi:
         self.document_dir.mkdir()
 
     def configure(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
-        """Let the host have GPUs; return their UUIDs."""
+        """Simulate GPUs of the host; return their UUIDs."""
         lab = layout.make_lab(
-            name=f"lab{os.getpid()}",  # claims of other tests that run now are none of it
+            name=f"lab{os.getpid()}",  # excludes claims of concurrent tests
             directory=self.folder,
             subnet="10.77.0.0/24",
             nodes=1,
@@ -50,7 +50,7 @@ class Smi:
 
     @contextmanager
     def occupied(self, index: int, pid: int) -> Iterator[None]:
-        """Let a process occupy a GPU's memory."""
+        """Occupy a GPU's memory with a process inside the block."""
         file = self.document_dir / f"held-{index}"
         file.write_text(f"{pid}\n")
         with file.open() as opened:
@@ -58,7 +58,7 @@ class Smi:
             yield
 
     def expose(self, *uuids: str) -> None:
-        """Let this be a container that has these GPUs."""
+        """Simulate a container that has these GPUs."""
         (self.folder / "gpus.visible").write_text("\n".join(uuids))
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +72,7 @@ class Smi:
         )
 
     def on_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let programs find it."""
+        """Put the program on the PATH."""
         program = self.folder / "nvidia-smi"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {nvidia_smi.__file__} "$@"\n')
         program.chmod(0o755)
@@ -123,8 +123,8 @@ def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
     assert smi.run("topo", "-m").stdout.count("NV18") == 8 * 7
 
 
-def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
-    """Its memory is in use exactly as long as it runs."""
+def test_a_process_is_listed_until_it_exits(smi: Smi) -> None:
+    """Its memory is in use while it runs."""
     uuids = smi.configure()
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     with smi.occupied(5, pid=4711):
@@ -137,7 +137,7 @@ def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
     assert smi.run("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
 
 
-def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
+def test_claims_of_ranks_are_in_use(smi: Smi) -> None:
     """In addition to another process, while they run, with their own process ids."""
     uuids = smi.configure(gpus_=2)
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
@@ -186,7 +186,7 @@ def test_a_container_sees_its_gpus_renumbered(smi: Smi) -> None:
 
 
 def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own commands, run as it runs them; a server that needs fewer does not wait."""
+    """With the agent's own commands; a server that needs fewer GPUs does not wait."""
     smi.configure()
     smi.on_path(monkeypatch)
 
@@ -200,7 +200,7 @@ def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.Monkey
         )
 
 
-def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_detects_a_lost_gpu(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the message of the real program."""
     smi.configure("lost:0")
     smi.on_path(monkeypatch)
@@ -245,7 +245,7 @@ def test_a_gpu_that_shares_the_hosts_memory_reports_none(smi: Smi) -> None:
         (("--gpu-reset",), "does not support `--gpu-reset`", 2),
     ],
 )
-def test_what_it_cannot_answer_it_says(
+def test_unsupported_arguments_are_errors(
     smi: Smi, arguments: tuple[str, ...], message: str, status: int
 ) -> None:
     """Never an empty output that looks valid."""
@@ -256,7 +256,7 @@ def test_what_it_cannot_answer_it_says(
     assert answer.returncode == status
 
 
-def test_one_gpu_can_be_queried(smi: Smi) -> None:
+def test_a_single_gpu_can_be_queried(smi: Smi) -> None:
     """By number or UUID."""
     uuids = smi.configure()
 

@@ -12,7 +12,7 @@ def test_all_missing_parts_are_listed_at_once() -> None:
         absent, prerequisites.required_packages(absent, split_client=False), apt=True
     )
 
-    assert all(f"`{part.name}`" in error.message for part in prerequisites.PREREQUISITES)
+    assert all(f"`{part}`" in error.message for part in prerequisites.PACKAGES)
     assert (
         error.hint
         == "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io"
@@ -49,7 +49,7 @@ def test_without_apt_the_hint_is_general() -> None:
     assert "openssh-server" in hint
 
 
-def test_paths_and_programs_are_looked_for() -> None:
+def test_programs_and_paths_are_detected() -> None:
     """A part is a program on the PATH or an absolute path."""
     assert prerequisites.on_this_machine("sh")
     assert prerequisites.on_this_machine("/")

@@ -26,7 +26,7 @@ def write_process(proc: Path, pid: int, name: str, environment: str, nspid: str)
     [
         ("sh", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", False),  # one more exec(2) to come
         ("env", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", False),
-        ("sleep", "", False),  # in the middle of it
+        ("sleep", "", False),  # during exec(2)
         ("sleep", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node1\0", True),
         ("sleep", "PATH=/bin\0VLAUNCH_LAB=vlaunch-lab/node2\0", False),
     ],

@@ -9,7 +9,7 @@ import pytest
 from launcher.core.errors import RequestError
 from launcher.lab import layout, removal
 
-# Recorded from /proc/self/mountinfo, two lines made longer by hand for the cases.
+# Recorded from /proc/self/mountinfo; two lines are edited for the cases.
 MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 30 22 0:25 / /var/lib/lab rw - tmpfs tmpfs rw
 31 30 0:26 / /var/lib/lab/hosts/node1/fs rw shared:5 - tmpfs tmpfs rw
@@ -56,17 +56,17 @@ def test_a_directory_of_another_lab_is_not_touched(tmp_path: Path) -> None:
 
 def test_an_incomplete_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
     """A truncated record suffices to recognise the directory."""
-    where = tmp_path / "half"
-    (where / "hosts/node1/fs").mkdir(parents=True)
-    (where / layout.RECORD).write_text('{"name": "ha')
+    directory = tmp_path / "half"
+    (directory / "hosts/node1/fs").mkdir(parents=True)
+    (directory / layout.RECORD).write_text('{"name": "ha')
 
-    assert removal.leftovers("half", where) == [f"directory {where}"]
-    removal.remove_lab("half", where, lambda _: None)
-    assert removal.leftovers("half", where) == []
+    assert removal.leftovers("half", directory) == [f"directory {directory}"]
+    removal.remove_lab("half", directory, lambda _: None)
+    assert removal.leftovers("half", directory) == []
 
 
-def test_purging_the_cache_keeps_what_is_not_ours(tmp_path: Path) -> None:
-    """Only wheels, image, model and the other Debian go."""
+def test_purging_the_cache_keeps_other_files(tmp_path: Path) -> None:
+    """Only wheels, image, model and the other Debian are removed."""
     (tmp_path / "wheels-1").mkdir()
     (tmp_path / "debian13").mkdir()
     (tmp_path / "image-1.tar").touch()

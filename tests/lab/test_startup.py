@@ -17,7 +17,7 @@ def lab(directory: Path, *, nodes: int = 2, subnet: str = "10.77.0.0/24") -> Lab
     )
 
 
-def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     """`down` would have to remove them."""
     (tmp_path / "thesis.txt").touch()
 
@@ -25,7 +25,7 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
         startup.check_directory(lab(tmp_path))
 
 
-def test_an_empty_or_absent_directory_is_welcome(tmp_path: Path) -> None:
+def test_an_empty_or_absent_directory_is_accepted(tmp_path: Path) -> None:
     """As on a fresh machine."""
     short = Path("/tmp") / f"vl-{tmp_path.name[-8:]}"
 
@@ -33,7 +33,7 @@ def test_an_empty_or_absent_directory_is_welcome(tmp_path: Path) -> None:
 
 
 def test_another_subnet_or_fewer_hosts_need_a_fresh_start(tmp_path: Path) -> None:
-    """Growing is fine; what would leave hosts behind is not."""
+    """More hosts are fine; a change that would orphan hosts is not."""
     layout.save_lab(lab(tmp_path))
 
     with pytest.raises(RequestError, match=r"subnet 10.77.0.0/24, not 10.78.0.0/24"):
@@ -64,7 +64,7 @@ def test_a_directory_too_deep_for_sockets_is_refused() -> None:
         startup.check_directory(lab(Path("/" + "deep/" * 20)))
 
 
-def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_concurrent_starts_are_refused(tmp_path: Path) -> None:
     """The second process fails, and the lock ends with its owner."""
     with (
         startup.lab_lock(tmp_path),

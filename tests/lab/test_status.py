@@ -30,7 +30,7 @@ def state(**changes: object) -> HostStatus:
     return HostStatus(**values)  # type: ignore[arg-type]
 
 
-def test_the_table_says_what_is_down() -> None:
+def test_the_table_shows_parts_that_are_down() -> None:
     """One line per host."""
     assert status.to_text([state(sshd=False)]).splitlines() == [
         "HOST   IP          NETWORK  BOOTED  SSHD  DOCKERD  CONTAINERS  DISK    MEMORY  IMAGES",
@@ -41,7 +41,7 @@ def test_the_table_says_what_is_down() -> None:
     ]
 
 
-def test_one_thing_down_is_down() -> None:
+def test_a_single_part_down_is_down() -> None:
     """`up` is true only when nothing is down, for a host and for the lab."""
     document = json.loads(status.to_json(LAB, [state(), state(dockerd=False)]))
 

@@ -1,4 +1,4 @@
-"""Logs of NCCL for the tests of its readers: recorded ones, and lines to make others of."""
+"""NCCL logs for tests of its parsers: recorded ones, and lines to vary."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def read(name: str) -> Reading:
 
 
 def parse_text(text: str) -> Reading:
-    """Read a log that is written here."""
+    """Parse a literal log."""
     return nccl_log.parse_log([text.encode()])

@@ -21,14 +21,12 @@ GDR = "NET/IB/0/GDRDMA"
 
 
 def three(extra: str = "accelerator: cpu") -> Inventory:
-    """Three nodes."""
+    """Return three nodes."""
     return loads(f"cluster: c\nimage: x:1\n{extra}\n{_NODES}\n", Path("inventory.yaml"))
 
 
 def healthy(*, via: str = "", **changed: Any) -> dict[str, Report]:
-    """Reports of three nodes on which all went well: Gloo, or NCCL when `via` says what its links
-    are.
-    """
+    """Return reports of three healthy nodes: Gloo, or NCCL with the links `via`."""
     return {
         name: replace(
             Report(
@@ -61,15 +59,13 @@ def healthy(*, via: str = "", **changed: Any) -> dict[str, Report]:
 
 
 def line(name: str, peer: str, via: str) -> str:
-    """Return the line that NCCL writes on `name` when the two connect: in a group of two, ranks are
-    0 and 1.
-    """
+    """Return NCCL's line on `name` for a connection of the two; their ranks are 0 and 1."""
     direction = "0[0] -> 1[0] [send]" if name < peer else "0[0] -> 1[0] [receive]"
     return f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {direction} via {via}\n"
 
 
 def between(reports: Mapping[str, Report], a: str, b: str, **changed: Any) -> dict[str, Report]:
-    """Change what two nodes saw of each other, both ways."""
+    """Change the results of two nodes for a pair, in both directions."""
     result = dict(reports)
     for source, target in permutations((a, b)):
         report = result[target]
@@ -82,7 +78,7 @@ def between(reports: Mapping[str, Report], a: str, b: str, **changed: Any) -> di
 
 
 def linked(reports: Mapping[str, Report], a: str, b: str, via: str) -> dict[str, Report]:
-    """Let two nodes talk over something else than the others."""
+    """Give two nodes another link."""
     result = dict(reports)
     for first, other in permutations((a, b)):
         result[first] = replace(

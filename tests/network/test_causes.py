@@ -1,4 +1,4 @@
-"""Causes of a bad network from NCCL's log, its environment and its container."""
+"""Causes of a slow network from NCCL's log, its environment and its container."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ from launcher.network import causes
     ],
 )
 def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
-    """Each line has its cause, is the evidence for it, and the fix can be typed."""
+    """A line has its cause, is its evidence, and its fix can be typed."""
     match = causes.find_cause(warnings=(line,), level=level)
 
     assert match is not None
@@ -105,8 +105,8 @@ def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
         "RuntimeError: CUDA out of memory: Cannot allocate memory",
     ],
 )
-def test_what_is_no_cause(line: str) -> None:
-    """Lines of every healthy log explain nothing."""
+def test_harmless_lines(line: str) -> None:
+    """Lines of every healthy log have no cause."""
     assert causes.find_cause(warnings=(line,), level="any") is None
 
 
@@ -119,7 +119,7 @@ def test_environment_counts_like_its_line() -> None:
 
 
 def test_container_without_infiniband() -> None:
-    """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
+    """A missing /dev/infiniband is more precise than the line that NCCL found no device."""
     match = causes.find_cause(
         warnings=("NET/IB : No device found.",),
         level="any",
@@ -132,8 +132,8 @@ def test_container_without_infiniband() -> None:
 
 
 def test_name_of_another_nodes_device() -> None:
-    """With devices in the container and a name given, no device found means that the name is wrong
-    on this node.
+    """With devices in the container and a configured name, a missing device means a wrong name on
+    this node.
     """
     match = causes.find_cause(
         warnings=("NET/IB : No device found.",),
@@ -149,14 +149,14 @@ def test_name_of_another_nodes_device() -> None:
 
 @pytest.mark.parametrize(("memlock", "expected"), [(65536, True), (None, False), (1 << 40, False)])
 def test_memlock(memlock: int | None, expected: bool) -> None:
-    """A low limit is a cause where no line names another; none, or a high one, is not."""
+    """A low limit is a cause if no line names another; a missing or high one is not."""
     match = causes.find_cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
 
     assert (match is not None and "lock" in match[0]) == expected
 
 
-def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
-    """And what explains the lack of GPUDirect is none for TCP."""
+def test_causes_depend_on_the_transport() -> None:
+    """Causes of TCP do not apply to RDMA, nor causes of missing GPUDirect to TCP."""
     off = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
 
     assert causes.find_cause(warnings=("NET/IB : No device found.",), level="rdma") is None
@@ -166,8 +166,8 @@ def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
 @pytest.mark.parametrize(
     "line", ["NCCL_DMABUF_ENABLE set by environment to 1.", "DMA-BUF is available on GPU device 0"]
 )
-def test_what_does_not_switch_gpudirect_off(line: str) -> None:
-    """Asking for DMA-BUF is no evidence that it is missing."""
+def test_requests_of_dmabuf_are_no_cause(line: str) -> None:
+    """A request for DMA-BUF does not prove that it is missing."""
     assert causes.find_cause(warnings=(line,), level="rdma") is None
 
 
@@ -181,8 +181,8 @@ def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
     assert match[0] == "NCCL found no RDMA device in the container"
 
 
-def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
-    """NCCL's own RDMA cannot use what the plugin is for."""
+def test_a_missing_plugin_explains_missing_devices() -> None:
+    """NCCL's own RDMA cannot use the plugin's devices."""
     lines = (
         "NET/IB : No device found.",
         "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",

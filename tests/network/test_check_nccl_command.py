@@ -1,6 +1,4 @@
-"""`vlaunch check-nccl` on simulated nodes, and on logs alone: verdicts, exit codes, what is kept
-and what is written.
-"""
+"""`vlaunch check-nccl` on simulated nodes, and on logs: verdicts, exit codes, records."""
 
 from __future__ import annotations
 
@@ -22,19 +20,19 @@ IB = "network: {fabric: infiniband}\n"
 
 @pytest.fixture
 def up(cluster: Cluster) -> Cluster:
-    """A cluster that is up."""
+    """A running cluster."""
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     return cluster
 
 
 def linked(cluster: Cluster, via: str) -> None:
-    """Let the two nodes talk over this."""
+    """Give the two nodes this link."""
     cluster.world.links["gpu01", "gpu02"] = via
 
 
 def saved_record(cluster: Cluster) -> dict[str, Any]:
-    """Return what the head keeps of the last verdict."""
+    """Return the head's record of the last verdict."""
     payload: dict[str, Any] = json.loads(
         cluster.world.machines["gpu01"].files.get("network.json", b"{}")
     )
@@ -42,14 +40,12 @@ def saved_record(cluster: Cluster) -> dict[str, Any]:
 
 
 def finite(text: str) -> Any:
-    """Read one JSON document that has no NaN and no infinity."""
+    """Parse one JSON document without NaN and infinity."""
     return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
 
 
 def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:
-    """Each direction with its figures; the verdict is kept on the head, the only thing that is
-    written.
-    """
+    """Every direction with its figures; only the record on the head is written."""
     ran = up.run("check-nccl")
 
     assert ran.code == 0, ran.err
@@ -63,8 +59,8 @@ def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:
     ) == (True, "auto", True)
 
 
-def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Cluster) -> None:
-    """The verdict is about these very containers."""
+def test_status_shows_the_verdict_until_a_container_restarts(up: Cluster) -> None:
+    """The verdict is about these containers."""
     assert up.run("check-nccl").code == 0
     proven = json.loads(up.run("status", "--json").out)["network"]
     up.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
@@ -100,7 +96,7 @@ def test_the_level_is_the_command_lines_then_the_inventorys_then_the_hardwares(
 
 
 def test_a_pair_below_the_level_is_named_with_its_fix(up: Cluster) -> None:
-    """And a verdict that failed proves nothing: it is kept as one."""
+    """The record has the failed verdict."""
     ran = up.run("check-nccl", "--require", "rdma")
 
     assert ran.code == 1
@@ -111,7 +107,7 @@ def test_a_pair_below_the_level_is_named_with_its_fix(up: Cluster) -> None:
 
 
 def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
-    """Whatever a probe says: infinity is no figure."""
+    """For any output of a probe: infinity is no figure."""
     up.world.rates["gpu01", "gpu02"] = float("inf")
     ran = up.run("check-nccl", "--json")
     payload = finite(ran.out)
@@ -133,8 +129,8 @@ def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
     finite(up.world.machines["gpu01"].files["network.json"].decode())
 
 
-def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> None:
-    """Nothing is left of them, and no verdict is kept: it would be about nothing."""
+def test_without_ray_temporary_containers_are_used(cluster: Cluster) -> None:
+    """They are removed, and no verdict is recorded."""
     ran = cluster.run("check-nccl")
     probes = [
         command.argv for command in cluster.commands if "/opt/vlaunch/network.pyz" in command.argv
@@ -146,7 +142,7 @@ def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> N
 
 
 def test_without_an_image_nothing_is_measured(cluster: Cluster) -> None:
-    """The way out is named."""
+    """The error has the remedy."""
     cluster.world.machines["gpu02"].images.clear()
     ran = cluster.run("check-nccl")
 
@@ -156,9 +152,7 @@ def test_without_an_image_nothing_is_measured(cluster: Cluster) -> None:
 
 
 def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
-    """Other traffic makes a transfer slow, never fast: the better figure counts, and is what is
-    told and kept.
-    """
+    """Other traffic only makes transfers slower: the better figure is shown and recorded."""
     up.world = World(up.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n"))
     up.world.rates["gpu01", "gpu02"] = [1e8, 1.9e9]
     ran = up.run("check-nccl", "--json")
@@ -172,7 +166,7 @@ def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
     assert up.world.rates["gpu01", "gpu02"] == []
 
 
-def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None:
+def test_a_failed_probe_is_named_with_its_error(up: Cluster) -> None:
     """Its last line is the reason."""
     up.world.reports["gpu02"] = "python3: can't open file '/opt/vlaunch/network.pyz'"
     ran = up.run("check-nccl")
@@ -183,7 +177,7 @@ def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None
 
 
 def test_one_node_has_no_network(cluster: Cluster) -> None:
-    """A wrong request."""
+    """An invalid request."""
     cluster.write(
         "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
         " 8}]\n"
@@ -195,7 +189,7 @@ def test_one_node_has_no_network(cluster: Cluster) -> None:
 
 
 def test_the_page_is_written(up: Cluster, tmp_path: Path) -> None:
-    """Beside the matrix; the file may be there already."""
+    """Beside the matrix; an existing file is replaced."""
     page = tmp_path / "page.html"
     for _ in range(2):
         ran = up.run("check-nccl", "--html", str(page))
@@ -206,10 +200,10 @@ def test_the_page_is_written(up: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["missing/page.html", "file/page.html"])
-def test_a_page_that_cannot_be_written_is_known_before_measuring(
+def test_an_unwritable_page_is_reported_before_measuring(
     up: Cluster, tmp_path: Path, where: str
 ) -> None:
-    """No node is asked for a minute to find that out."""
+    """Not after a minute of measurements."""
     (tmp_path / "file").write_text("")
     up.commands.clear()
     ran = up.run("check-nccl", "--html", str(tmp_path / where))
@@ -218,10 +212,8 @@ def test_a_page_that_cannot_be_written_is_known_before_measuring(
     assert "page.html: No" in ran.err
 
 
-def test_a_check_that_did_not_measure_leaves_no_empty_page(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Trying whether it can be written leaves nothing."""
+def test_a_failed_check_leaves_no_empty_page(cluster: Cluster, tmp_path: Path) -> None:
+    """The writability test leaves no file."""
     cluster.world.machines["gpu02"].images.clear()
     ran = cluster.run("check-nccl", "--html", str(tmp_path / "page.html"))
 
@@ -254,42 +246,42 @@ def log(path: Path, *via: str, extra: str = "") -> str:
 def test_a_log_is_judged_by_its_worst_link(
     cluster: Cluster, tmp_path: Path, via: str, flags: list[str], code: int, label: str
 ) -> None:
-    """No node is touched, and no inventory is needed."""
+    """Without a node, and without an inventory."""
     cluster.path.unlink()
-    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", GDR, via), *flags)
+    ran = cluster.run("check-nccl", "--log", log(tmp_path / "a.log", GDR, via), *flags)
 
     assert (ran.code, ran.out.split()[0], cluster.commands) == (code, label, [])
 
 
 def test_several_logs_are_one_job(cluster: Cluster, tmp_path: Path) -> None:
-    """Named after --from-log or each with its own; the worst of all files counts."""
+    """Named after --log or each with its own; the worst of all files counts."""
     good, bad = log(tmp_path / "good.log", GDR), log(tmp_path / "bad.log", TCP)
 
-    assert cluster.run("check-nccl", "--from-log", good, bad).code == 1
-    assert cluster.run("check-nccl", "--from-log", bad, "--from-log", good).code == 1
-    assert cluster.run("check-nccl", "--from-log", good, good).code == 0
+    assert cluster.run("check-nccl", "--log", good, bad).code == 1
+    assert cluster.run("check-nccl", "--log", bad, "--log", good).code == 1
+    assert cluster.run("check-nccl", "--log", good, good).code == 0
 
 
 def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> None:
-    """It is named, and the whole does not pass."""
+    """It is named, and the verdict fails."""
     good = log(tmp_path / "good.log", GDR)
     (tmp_path / "empty.log").write_bytes(b"")
-    ran = cluster.run("check-nccl", "--from-log", good, str(tmp_path / "empty.log"))
+    ran = cluster.run("check-nccl", "--log", good, str(tmp_path / "empty.log"))
 
     assert ran.code == 1
     assert f"{tmp_path / 'empty.log'}: the log does not show the network" in ran.out
 
 
-def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path: Path) -> None:
-    """Unless the command line does."""
+def test_the_inventorys_level_applies_to_logs(cluster: Cluster, tmp_path: Path) -> None:
+    """Unless the command line has one."""
     cluster.write("network: {fabric: roce, require: gdrdma}\n" + INVENTORY)
     path = log(tmp_path / "a.log", RDMA)
-    requests = ["check-nccl", "-i", str(cluster.path), "--from-log", path]
+    requests = ["check-nccl", "-i", str(cluster.path), "--log", path]
 
     assert cluster.run(*requests).code == 1
     assert cluster.run(*requests, "--require", "rdma").code == 0
     assert cluster.run(*requests, "--require", "auto").code == 0
-    assert cluster.run("check-nccl", "--from-log", path).code == 0
+    assert cluster.run("check-nccl", "--log", path).code == 0
 
 
 @pytest.mark.parametrize(
@@ -305,10 +297,10 @@ def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path
 def test_json_of_a_log(
     cluster: Cluster, name: str, code: int, network: str | None, direct: bool | None
 ) -> None:
-    """One document with what links there are, what was required, and the findings; `Using network
-    IB` alone proves nothing.
+    """One document with links, required level and findings; `Using network IB` alone proves
+    nothing.
     """
-    ran = cluster.run("check-nccl", "--json", "--from-log", str(FIXTURES / f"{name}.log"))
+    ran = cluster.run("check-nccl", "--json", "--log", str(FIXTURES / f"{name}.log"))
     payload = finite(ran.out)
 
     assert (ran.code, payload["network"], payload["passed"]) == (code, network, code == 0)
@@ -328,12 +320,12 @@ def test_json_of_a_log(
         (b"hello\n", "is from NCCL"),
     ],
 )
-def test_a_log_that_says_nothing_does_not_pass(
+def test_a_log_without_links_fails(
     cluster: Cluster, tmp_path: Path, content: bytes, expected: str
 ) -> None:
-    """Empty, binary, or of another program: exit code 1, and how to take a log that does."""
+    """Empty, binary, or of another program: exit code 1, and instructions for a log."""
     (tmp_path / "a.log").write_bytes(content)
-    ran = cluster.run("check-nccl", "--require", "any", "--from-log", str(tmp_path / "a.log"))
+    ran = cluster.run("check-nccl", "--require", "any", "--log", str(tmp_path / "a.log"))
 
     assert (ran.code, ran.err) == (1, "")
     assert expected in ran.out
@@ -347,28 +339,28 @@ def test_a_log_on_standard_input(
     with Path(log(tmp_path / "a.log", TCP)).open() as file:
         monkeypatch.setattr(sys, "stdin", file)
 
-        assert cluster.run("check-nccl", "--from-log", "-").code == 1
+        assert cluster.run("check-nccl", "--log", "-").code == 1
 
 
 def a_directory(path: Path) -> None:
-    """Make a folder of that name."""
+    """Create a folder of that name."""
     path.mkdir()
 
 
 def nothing(path: Path) -> None:
-    """Leave nothing there."""
+    """Create no file."""
     assert not path.exists()
 
 
 @pytest.mark.parametrize(
     ("make", "expected"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")]
 )
-def test_a_log_that_cannot_be_read_is_a_wrong_request(
+def test_an_unreadable_log_is_an_invalid_request(
     cluster: Cluster, tmp_path: Path, make: Callable[[Path], None], expected: str
 ) -> None:
     """Exit code 2, no traceback."""
     make(tmp_path / "a.log")
-    ran = cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log"))
+    ran = cluster.run("check-nccl", "--log", str(tmp_path / "a.log"))
 
     assert (ran.code, ran.out) == (2, "")
     assert expected in ran.err
@@ -377,10 +369,10 @@ def test_a_log_that_cannot_be_read_is_a_wrong_request(
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        (["a.yaml", "b.yaml"], "expected one inventory"),
-        (["--from-log", "a.log", "--html", "b.html"], "a log has none"),
-        (["inv.yaml", "--from-log", "a.log"], "pass it with `-i inv.yaml`"),
-        (["--from-log", "inv.yml"], "pass it with `-i inv.yml`"),
+        (["a.yaml"], "the inventory with -i"),
+        (["--log", "a.log", "--html", "b.html"], "a log has none"),
+        (["inv.yaml", "--log", "a.log"], "pass it with `-i inv.yaml`"),
+        (["--log", "inv.yml"], "pass it with `-i inv.yml`"),
         (["--require", "fast"], "fast"),
         (["--ranks-per-node", "0"], "--ranks-per-node"),
     ],
@@ -393,13 +385,13 @@ def test_wrong_usage(cluster: Cluster, parts: list[str], expected: str) -> None:
     assert expected in ran.err
 
 
-def test_what_a_log_says_cannot_draw_on_the_terminal(cluster: Cluster, tmp_path: Path) -> None:
-    """Its words are shown as evidence, without their codes."""
+def test_evidence_from_a_log_is_sanitized(cluster: Cluster, tmp_path: Path) -> None:
+    """It is shown without terminal codes."""
     extra = (
         "gpu01:1:2 [0] misc/x.cc:1 NCCL WARN Call to ibv_reg_mr failed \x1b[2Jwith error Cannot"
         " allocate memory\n"
     )
-    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", TCP, extra=extra))
+    ran = cluster.run("check-nccl", "--log", log(tmp_path / "a.log", TCP, extra=extra))
 
     assert ran.code == 1
     assert "\x1b" not in ran.out

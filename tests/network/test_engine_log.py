@@ -39,7 +39,7 @@ def test_only_gpus_on_several_nodes_write_logs(
         assert settings["NCCL_DEBUG_FILE"] == "/tmp/vlaunch-nccl.chat-1.%h.%p.log"
 
 
-def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
+def test_nodes_with_ranks_are_queried(load: Load) -> None:
     """In their containers, and no others."""
     requests = engine_log.query_logs(Site(load()), ["gpu02"], "chat-1")
 
@@ -49,7 +49,7 @@ def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
 
 
 def read_lines(load: Load, folder: Path, name: str) -> str:
-    """Run on this machine what would run in a container, its folder being another."""
+    """Run the container's program locally, on another folder."""
     argv = engine_log.query_logs(Site(load()), ["gpu01"], name)[0].argv[3:]
     items = [
         item.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else item
@@ -58,8 +58,8 @@ def read_lines(load: Load, folder: Path, name: str) -> str:
     return subprocess.run(items, capture_output=True, text=True, check=False, cwd=folder).stdout
 
 
-def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) -> None:
-    """Not those of another one whose name begins alike, and not what tells nothing."""
+def test_relevant_lines_of_this_server(load: Load, tmp_path: Path) -> None:
+    """Not those of a server with a similar name, and no irrelevant ones."""
     (tmp_path / "vlaunch-nccl.serve-1.gpu01.7.log").write_text(
         LINE.format("gpu01", "send") + "gpu01:7:9 noise\n"
     )
@@ -76,14 +76,14 @@ def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["$(touch owned)", "a; touch owned", "`touch owned`", '"; touch owned; "', "../../x"]
 )
-def test_a_name_is_never_read_by_a_shell(load: Load, tmp_path: Path, name: str) -> None:
-    """It travels as an argument."""
+def test_a_name_is_never_parsed_by_a_shell(load: Load, tmp_path: Path, name: str) -> None:
+    """It is passed as an argument."""
     assert read_lines(load, tmp_path, name) == ""
     assert not (tmp_path / "owned").exists()
 
 
-def test_all_ranks_are_read_as_one() -> None:
-    """Links of both ends, lines counted together; a node that said nothing adds nothing."""
+def test_logs_of_ranks_are_merged() -> None:
+    """Links of both ends, and the sum of lines; a silent node adds nothing."""
     reading = engine_log.parse_logs(
         {
             "gpu01": [Answer(node="gpu01", code=0, out=LINE.format("gpu01", "send"))],

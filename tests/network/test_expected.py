@@ -23,7 +23,7 @@ ETH = Nic(name="eth0", up=True, mtu=1500, speed=25_000, physical=True, driver="m
 
 
 def facts(survey: Survey) -> dict[str, HostFacts]:
-    """Three nodes with the same cards."""
+    """Return three nodes with the same cards."""
     return {
         name: HostFacts(
             addresses=(Address(interface="eth0", ip=f"10.0.0.{i}", prefix=24, up=True),),
@@ -36,7 +36,7 @@ def facts(survey: Survey) -> dict[str, HostFacts]:
 def judged(
     reports: dict[str, Report], survey: Survey, extra: str = RDMA, ranks: int = 1
 ) -> list[Finding]:
-    """Judge figures of three nodes."""
+    """Judge the figures of three nodes."""
     inventory = three(extra)
     measured = Measurement(inventory=inventory, reports=reports)
     observed = Evidence(inventory=inventory, facts=facts(survey), expectations=EXPECTATIONS)
@@ -45,7 +45,7 @@ def judged(
 
 
 def fast(bandwidth: float, latency: float, via: str = GDR) -> dict[str, Report]:
-    """All pairs alike."""
+    """Return equal pairs."""
     reports = healthy(via=via)
     for a, b in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
         reports = between(reports, a, b, bandwidth=bandwidth, latency=latency)
@@ -63,15 +63,15 @@ def test_nine_tenths_of_the_line_rate_over_rdma() -> None:
     assert "20.0 GB/s; mlx5_0 with 200 Gbit/s should give 22.5 GB/s or more" in findings[0].text
 
 
-def test_as_many_cards_as_ranks_work_at_once() -> None:
-    """Two cards and one rank: one card's worth."""
+def test_cards_per_rank() -> None:
+    """Two cards and one rank: the rate of one card."""
     two = Survey(rdma=(HDR, replace(HDR, name="mlx5_1")))
 
     assert judged(fast(23e9, 5e-6), two, ranks=1) == []
     assert judged(fast(23e9, 5e-6), two, ranks=2) != []
 
 
-def test_a_fast_link_with_a_slow_latency_is_told() -> None:
+def test_a_fast_link_with_a_slow_latency() -> None:
     """Bandwidth alone would have passed."""
     findings = judged(fast(23e9, 5e-4), Survey(rdma=(HDR,)))
 
@@ -86,7 +86,7 @@ def test_tcp_is_judged_by_the_interface() -> None:
     assert judged(slow, Survey(nics=(replace(ETH, physical=False),))) == []
 
 
-def test_what_is_not_known_is_not_judged() -> None:
+def test_unknown_hardware_is_not_judged() -> None:
     """No survey, no card, or NVLink between nodes."""
     assert judged(fast(1e6, 1e-2), Survey()) == []
     assert judged(fast(1e6, 1e-2, via="P2P/MNNVL"), Survey(rdma=(HDR,))) == []

@@ -21,7 +21,7 @@ def read(name: str) -> Reading:
 
 
 def log(*via: str, extra: str = "") -> Reading:
-    """Make a log with one link per path, from gpu01 to gpu02."""
+    """Return a log with one link per path, from gpu01 to gpu02."""
     line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
     return nccl_log.parse_log(
         [("".join(line.format(at, path) for at, path in enumerate(via)) + extra).encode()]
@@ -64,9 +64,7 @@ def test_the_worst_decides(
 
 
 def test_json_of_a_link() -> None:
-    """A link is told with its ends, channel, direction, network, device, GPUDirect and host; all of
-    it is plain data.
-    """
+    """Ends, channel, direction, network, device, GPUDirect and host, as plain data."""
     payload = levels.as_json(read("2.18-efa-torchrun"))
 
     assert payload["links"][0] == {
@@ -168,8 +166,8 @@ def test_the_node_with_the_cause_is_named() -> None:
     )
 
 
-def test_what_to_say_where_nodes_have_no_rdma() -> None:
-    """With `auto`, TCP fails, and the way to allow it is told."""
+def test_nodes_without_rdma() -> None:
+    """With `auto`, TCP fails, with a hint to allow it."""
     (finding,) = levels.judge(read("2.21-ib-none-tcp"), "auto")
 
     assert (finding.node, finding.fix.endswith("pass `--require any`")) == ("gpu[01-02]", True)
@@ -183,8 +181,8 @@ def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
     assert "nvidia_peermem" in finding.fix
 
 
-def test_the_provider_is_the_one_of_the_host() -> None:
-    """Another host's says nothing of this one's link."""
+def test_providers_are_per_host() -> None:
+    """Another host's proves nothing about this link."""
     extra = (
         "gpu02:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp\ngpu01:1:2 [0] NCCL INFO NET/OFI"
         " Selected Provider is efa\n"
@@ -213,7 +211,7 @@ def test_links_inside_a_host_are_no_verdict() -> None:
 
 
 def test_links_between_nodes_are_judged_without_those_inside() -> None:
-    """TCP within a host does not lower what is between hosts."""
+    """TCP within a host does not matter."""
     far = "gpu0{0}:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 2[0] [{1}] via NET/IB/0/GDRDMA\n"
     reading = log(TCP, extra=BACK + far.format(1, "send") + far.format(2, "receive"))
 
@@ -224,7 +222,7 @@ def test_links_between_nodes_are_judged_without_those_inside() -> None:
 
 
 def test_a_log_of_some_ranks_only_warns() -> None:
-    """A communicator of 2 of which one host's log is here."""
+    """A communicator of two with the log of one host."""
     extra = (
         "gpu01:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId"
         " 0x11 - Init START\n"
@@ -235,10 +233,8 @@ def test_a_log_of_some_ranks_only_warns() -> None:
     assert "links of 1 of 2 ranks" in findings[1].text
 
 
-def test_trouble_after_good_links_warns() -> None:
-    """The first two of NCCL's own warnings are shown; where the verdict is red anyway, its cause
-    is.
-    """
+def test_warnings_after_good_links() -> None:
+    """NCCL's first two are shown; in a failed verdict, its cause is."""
     line = (
         "gpu02:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer"
         " 10.0.0.{0} with status=12\n"
@@ -259,14 +255,14 @@ def test_trouble_after_good_links_warns() -> None:
     ]
 
 
-def test_too_many_links_are_not_a_log_that_is_cut() -> None:
-    """Each is said in its own words."""
+def test_too_many_links_are_no_truncation() -> None:
+    """They have different messages."""
     findings = levels.judge(replace(log(DIRECT), overflow=True), "gdrdma")
 
     assert (len(findings), "more than 100000 different links" in findings[1].text) == (2, True)
 
 
-def test_a_log_that_is_cut_off_before_its_first_link() -> None:
+def test_a_log_without_its_first_link() -> None:
     """It is from NCCL, and the finding says so."""
     extra = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I"
 

@@ -1,4 +1,4 @@
-"""Facts of one log, and of several: each once, within limits, and only from complete lines."""
+"""Facts of one log and of several: without repetition, limited, and from complete lines."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SOUP = st.lists(
 ).map(b"".join)
 
 
-def test_merge_is_as_one_log() -> None:
-    """A log per host, merged, is what one log of both would be."""
+def test_merged_logs_equal_one_log() -> None:
+    """One log per host, or one of both."""
     both = (FIXTURES / "vllm-tp2-pp2.log").read_text().splitlines(keepends=True)
     first, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
@@ -51,16 +51,16 @@ def test_merge_is_as_one_log() -> None:
 
 
 @pytest.mark.parametrize("end", ["via NET/IB/0/GDRDMA", "via NET/IB/0/GDR", "via NET/IB/", ""])
-def test_a_last_line_without_an_end_is_left_out(end: str) -> None:
-    """It may have lost the word that proves GPUDirect."""
+def test_an_incomplete_last_line_is_ignored(end: str) -> None:
+    """It may lack the text that proves GPUDirect."""
     line = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> {}[0] [send] "
     reading = parse_text(line.format(1) + "via NET/IB/0/GDRDMA\n" + line.format(2) + end)
 
     assert (len(reading.links), reading.truncated) == (1, True)
 
 
-def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more links than are kept, that is said, and a kind that comes late is not lost."""
+def test_the_worst_link_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More links than the limit are reported, and a late kind is not lost."""
     monkeypatch.setattr(module, "MAX_LINKS", 3)
     line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     reading = parse_text(
@@ -73,8 +73,8 @@ def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     assert reading.network_links == 10
 
 
-def test_libfabrics_provider_is_told() -> None:
-    """In the words of both generations of aws-ofi-nccl, per host."""
+def test_libfabrics_provider() -> None:
+    """In the formats of both generations of aws-ofi-nccl, per host."""
     line = "{0}:1:2 [0] NCCL INFO {1}\n"
     reading = parse_text(
         line.format("a", "NET/OFI Selected Provider is efa (found 4 nics)")
@@ -118,7 +118,7 @@ def test_libfabrics_provider_is_told() -> None:
 def test_every_form_of_a_network_line(
     via: str, network: str, device: int | None, gpudirect: bool, ranks: str, label: str
 ) -> None:
-    """Name, device and GPUDirect are read whatever stands round them."""
+    """Name, device and GPUDirect are parsed in any context."""
     reading = parse_text(f"n1:7:8 [0] NCCL INFO {label} {ranks} [send] via {via}\n")
 
     assert list(reading.links) == [
@@ -162,7 +162,7 @@ def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
         "look for `[send] via NET/IB/0/GDRDMA` in the log",
     ],
 )
-def test_what_looks_like_a_link_and_is_none(line: str) -> None:
+def test_lines_that_resemble_links(line: str) -> None:
     """Orders of ranks, CollNet, NVLS and prose are no links."""
     assert parse_text(line + "\n").links == {}
 
@@ -201,7 +201,7 @@ def test_prefixes(before: str, after: str, host: str) -> None:
 
 
 def test_bare_lines() -> None:
-    """Lines that somebody cut out of a log, without any prefix, are read too."""
+    """Lines copied from a log without a prefix are parsed too."""
     reading = parse_text(
         "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n"
     )
@@ -224,8 +224,8 @@ def test_devices_have_names() -> None:
     }
 
 
-def test_behind_ray_with_colours() -> None:
-    """A log as Ray forwards it: two hosts, CRLF, what it repeats counted as the one line it is."""
+def test_logs_forwarded_by_ray() -> None:
+    """Two hosts, colours, CRLF; a repeated line counts as one."""
     reading = read("2.27-ray-gb10")
 
     assert (reading.network_links, {link.host for link in reading.links}) == (
@@ -260,8 +260,8 @@ def test_behind_ray_with_colours() -> None:
         ),
     ],
 )
-def test_telling_lines(text: str) -> None:
-    """A line that explains a bad network is stored once, with its hosts, even as INFO."""
+def test_relevant_lines(text: str) -> None:
+    """A line that explains a slow network is stored once, with its hosts, even as INFO."""
     line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
     reading = parse_text(line + line + line.replace("n1", "n2"))
 
@@ -282,13 +282,13 @@ def test_warnings(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"]
 )
-def test_lines_that_tell_nothing(text: str) -> None:
+def test_irrelevant_lines(text: str) -> None:
     """Messages of a healthy job are no warnings."""
     assert parse_text(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
 
 
 def test_long_lines_are_cut() -> None:
-    """Only the beginning of a very long line is looked at, however the log is cut into blocks."""
+    """Only the beginning of a very long line is parsed, for any size of blocks."""
     late = (
         b"x" * nccl_log.MAX_LINE
         + b" n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
@@ -327,15 +327,15 @@ def test_records_that_share_a_line(log: str, step: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(SOUP, st.lists(st.integers(0, 2000), max_size=6))
-def test_no_bytes_are_too_strange_and_blocks_do_not_matter(log: bytes, cuts: list[int]) -> None:
-    """Any bytes are read, and cutting them anywhere changes nothing."""
+def test_any_bytes_in_any_blocks(log: bytes, cuts: list[int]) -> None:
+    """They are parsed, and the size of blocks changes nothing."""
     at = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
 
     assert nccl_log.parse_log(log[a:b] for a, b in pairwise(at)) == nccl_log.parse_log([log])
 
 
 def announced(host: str) -> bytes:
-    """The line in which a host says that it is rank 0."""
+    """Return the line in which a host announces rank 0."""
     return (
         f"{host}:5:6 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1"
         " commId 0x1 - Init\n".encode()
@@ -344,10 +344,9 @@ def announced(host: str) -> bytes:
 
 @settings(max_examples=30, deadline=None)
 @given(SOUP, st.integers(1, 7))
-# Two hosts announce the same rank, and the first one says so again: the first word counts, and not
-# the last.
+# Two hosts announce the same rank, the first one twice: the first announcement counts.
 @example(announced("a") + announced("b") + announced("a"), 1)
-def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
+def test_any_portions_of_lines(log: bytes, soon: int) -> None:
     """The number of lines that are counted before parsing changes nothing."""
     before = nccl_log._BATCH
     whole = nccl_log.parse_log([log])
@@ -374,8 +373,8 @@ def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> Non
     assert reader(bad).links == {}
 
 
-def test_a_line_without_end_does_not_fill_the_memory() -> None:
-    """Of 64 MB without a line break, only the beginning is held."""
+def test_an_endless_line_does_not_fill_the_memory() -> None:
+    """Of 64 MB without a line break, only the beginning is stored."""
     tracemalloc.start()
     nccl_log.parse_log(b"NET/" * (1 << 18) for _ in range(64))
     _, peak = tracemalloc.get_traced_memory()
@@ -388,12 +387,12 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     ("name", "observed"),
     [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16)), ("2.28-h100-socket", (1, 2))],
 )
-def test_ranks_of_which_nothing_is_known(name: str, observed: tuple[int, int]) -> None:
-    """A communicator says how many ranks it has; what is between them must be in the log."""
+def test_missing_ranks(name: str, observed: tuple[int, int]) -> None:
+    """A communicator has a number of ranks, and links between them must be in the log."""
     assert nccl_log.count_unlinked_ranks(read(name)) == observed
 
 
-NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
+NEAR = "".join(LINK.format(1, side, "Socket/0") + "\n" for side in ("send", "receive"))
 
 
 @pytest.mark.parametrize(
@@ -418,12 +417,12 @@ NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "recei
     ],
 )
 def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
-    """Both ends must be in one host, and no doubt about who that is."""
+    """Both ends must be in one host, without doubt."""
     assert len(nccl_log.local_links(parse_text(log))) == count
 
 
 def test_recorded_log() -> None:
-    """NCCL 2.28.9 with two ranks, on one GPU that it believes to be two hosts'."""
+    """NCCL 2.28.9 with two ranks, on one GPU that it takes for two hosts'."""
     reading = read("2.28-h100-socket")
 
     assert (*reading.versions, *reading.using, reading.nodes) == ("2.28.9+cuda13.0", "Socket", 2)

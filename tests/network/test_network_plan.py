@@ -1,6 +1,4 @@
-"""The network check as a plan: who is asked what, how long it may take, what is measured again, and
-what is kept.
-"""
+"""The plan of the network check: queries, timeouts, repetitions and records."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ NODES = (
 
 
 def option_value(argv: Sequence[str], option: str) -> str:
-    """Return the value of an option."""
+    """Return an option's value."""
     return argv[list(argv).index(option) + 1]
 
 
-def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
-    """All ranks meet there; the others follow in the inventory's order, and every node is told the
-    same.
+def test_the_head_is_rank_0(load: Load) -> None:
+    """All ranks meet at its address; the others follow in the inventory's order, with equal
+    arguments.
     """
     requests = {
         command.node: command.argv
@@ -60,7 +58,7 @@ def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
 def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
     load: Load, requests: int | None, item: str
 ) -> None:
-    """Ranks of a pair talk one to one, so that their number must be equal."""
+    """Ranks of a pair exchange data one to one, so their numbers must be equal."""
     commands = network_plan.probe_commands(
         Site(load(nodes=NODES)), replace(ASK, ranks_per_node=requests)
     )
@@ -78,8 +76,8 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
     ],
 )
 def test_every_wait_ends(load: Load, ask: CheckOptions, nodes: int, seconds: float) -> None:
-    """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits
-    longer, and for two runs.
+    """Rounds and reduction at their slowest, and time to start; the launcher waits longer, and for
+    two runs.
     """
     inventory = load(nodes=NODES if nodes == 3 else "")
     commands = network_plan.probe_commands(Site(inventory), ask)
@@ -90,10 +88,8 @@ def test_every_wait_ends(load: Load, ask: CheckOptions, nodes: int, seconds: flo
     assert network_plan.network_gate(Site(inventory), ask, CheckResult()).deadline > 2 * seconds
 
 
-def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
-    """All at once, whatever the cap, with standard input held open: its end tells them that nobody
-    waits any more.
-    """
+def test_probes_run_concurrently_and_stop_with_the_connection(load: Load) -> None:
+    """Above any limit of connections; the end of standard input cancels them."""
     for command in network_plan.probe_commands(Site(load(nodes=NODES)), ASK):
         assert (command.simultaneous, command.hold_stdin) == (True, True)
 
@@ -112,15 +108,15 @@ def test_the_certificate_is_passed_on_standard_input_only(load: Load) -> None:
     ("accelerator", "backend"), [("cpu", "gloo"), ("nvidia", "nccl"), ("amd", "nccl")]
 )
 def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
-    """RCCL answers to NCCL's name."""
+    """RCCL uses NCCL's name."""
     commands = network_plan.probe_commands(Site(load(f"accelerator: {accelerator}")), ASK)
 
     assert {option_value(command.argv, "--backend") for command in commands} == {backend}
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
-    """In running containers; else in temporary ones with the same devices."""
+def test_containers_of_the_probe(load: Load, fresh: bool) -> None:
+    """The running ones, else temporary ones with the same devices."""
     _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
     commands = network_plan.probe_commands(
         Site(load("network: {fabric: infiniband}"), {} if fresh else facts), ASK
@@ -137,7 +133,7 @@ def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> N
 
 
 def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load) -> None:
-    """The node is named, and so is the way out."""
+    """The error has the node and the remedy."""
     inventory = load()
     world = World(inventory)
     world.machines["gpu02"].images.clear()
@@ -152,7 +148,7 @@ def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load
 
 
 def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Load) -> None:
-    """Slow and nothing else: other traffic does that too. What is kept is what was told."""
+    """A slow one, as other traffic slows it too. The record has the shown figures."""
     world, facts = up(load(nodes=NODES))
     world.rates["gpu01", "gpu02"], world.rates["gpu03", "gpu02"] = [1e8, 2e9], [2e9, 1e8]
     proof = CheckResult()
@@ -165,8 +161,8 @@ def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Lo
     assert {cell.bandwidth for cell in proof.verdict.cells} == {2e9}
 
 
-def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
-    """Not measured for ever."""
+def test_a_pair_that_stays_slow_fails(load: Load) -> None:
+    """Without a third measurement."""
     world, facts = up(load(nodes=NODES))
     world.rates["gpu01", "gpu02"] = world.rates["gpu02", "gpu01"] = 1e8
     proof = CheckResult()
@@ -179,8 +175,8 @@ def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["level", "missing"])
-def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> None:
-    """A transport below the level, or no report: a second look would show the same."""
+def test_certain_failures_are_not_repeated(load: Load, spoil: str) -> None:
+    """A transport below the level, or no report: a repetition would show the same."""
     world, facts = up(load(nodes=NODES))
     if spoil == "missing":
         world.reports["gpu03"] = "killed"
@@ -193,9 +189,7 @@ def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> N
 
 
 def test_a_verdict_between_some_nodes(load: Load) -> None:
-    """It is measured between these alone, kept on the head, and covers no others; their order does
-    not matter.
-    """
+    """Measured between these alone, recorded on the head, and valid for no others, in any order."""
     inventory = load("", NODES)
     _, facts = up(inventory)
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
@@ -222,8 +216,8 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
         assert requests is proven
 
 
-def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
-    """Of each server by its name, with the id of the very server."""
+def test_verdicts_of_servers_logs_are_recorded(load: Load) -> None:
+    """By the server's name, with its ID."""
     saved = NetworkRecord(servers={"chat": ServerLinks(id="1", said="NET/IB")})
     step = network_plan.record_confirmation(
         Site(load()), saved, server="embed", id="2", links="NET/Socket"
@@ -236,8 +230,8 @@ def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
     }
 
 
-def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
-    """A dry run's step has nothing to write, and shows that."""
+def test_a_dry_run_records_nothing(load: Load) -> None:
+    """Its step has no content."""
     inventory = load()
     step = network_plan.record_verdict(Site(inventory), CheckResult(), measured_at="today")
 
@@ -246,8 +240,8 @@ def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     assert step.command.shown_stdin == "printf '{}'"
 
 
-def test_images_are_enough(load: Load) -> None:
-    """A node whose Ray container does not run has the image for a throw-away one."""
+def test_an_image_is_sufficient(load: Load) -> None:
+    """A node without a running container gets a temporary one."""
     inventory = load()
     image = Image(id="i", identity="i", digests=(), architecture="amd64", labels={})
     facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}

@@ -1,4 +1,4 @@
-"""A verdict on a network, and its figures in words."""
+"""A network verdict, and the format of its figures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ VERDICT = Verdict(
         (391e9, "391 GB/s"),
     ],
 )
-def test_bandwidth_in_words(bandwidth: float, text: str) -> None:
-    """Powers of ten, three digits at most."""
+def test_format_of_bandwidth(bandwidth: float, text: str) -> None:
+    """Powers of ten, at most three digits."""
     assert format_rate(bandwidth) == text
 
 
-def test_a_verdict_passes_when_something_was_measured_and_nothing_failed() -> None:
-    """A warning does not fail it."""
+def test_passing_verdicts() -> None:
+    """With a measurement and without a failure; a warning is none."""
     bad, slow = replace(WELL, status="fail"), Finding(node="n1", status="warn", text="slow")
 
     assert VERDICT.passed

@@ -23,8 +23,8 @@ HOSTILE = "\x1b[31m<script>alert(1)</script>[bold]\x07\x9b2J\"'&"
 
 
 def verdict(nodes: int, *, bad: bool = True) -> Verdict:
-    """Make a verdict on a cluster with RDMA in which, when `bad`, one pair fell back to TCP, one is
-    slow and one is cut.
+    """Return a verdict on a cluster with RDMA; when `bad`, one pair uses TCP, one is slow and one
+    is cut.
     """
     names = tuple(f"gpu{number:02}" for number in range(1, nodes + 1))
     cells = []
@@ -93,7 +93,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
         backend="nccl",
         nodes=names,
         required="gdrdma",
-        why="`fabric: roce`, and NVIDIA H100 can GPUDirect",
+        why="`fabric: roce`, and NVIDIA H100 supports GPUDirect",
         cells=tuple(cells),
         findings=findings,
         collective=Collective(
@@ -106,7 +106,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
 
 
 def slow(nodes: int) -> Verdict:
-    """Make a verdict on practice hosts by Gloo, one pair of which is limited to 100 Mbit/s."""
+    """Return a verdict on lab hosts with Gloo; one pair is limited to 100 Mbit/s."""
     healthy = verdict(nodes, bad=False)
     cells = [
         replace(
@@ -139,7 +139,7 @@ def slow(nodes: int) -> Verdict:
 
 
 def drawn(what: Verdict, width: int, *, colour: bool = False) -> str:
-    """Render a verdict as a console of this width prints it."""
+    """Return a verdict as printed on a console of some width."""
     file = io.StringIO()
     to = Console(
         file=file,
@@ -163,18 +163,16 @@ CASES = {
 
 @pytest.mark.parametrize("width", [80, 200, 1000], ids=["80", "200", "piped"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_matrix_or_what_stands_for_it(name: str, width: int) -> None:
-    """Every direction that fits is shown with its figures and a word for its transport; else only
-    those unlike the others.
-    """
+def test_the_matrix_or_its_summary(name: str, width: int) -> None:
+    """Directions that fit are shown with figures and transport; else only the unusual ones."""
     text = drawn(CASES[name], width)
 
     assert all(len(line) <= width for line in text.splitlines())
     golden.check(GOLDEN / f"network_{name}_{'piped' if width == 1000 else width}.txt", text)
 
 
-def test_a_node_that_answers_nobody_is_one_row() -> None:
-    """Of a dead node among many, 2 × (n - 1) directions fail for one reason."""
+def test_an_unreachable_node_is_one_row() -> None:
+    """A dead node among many fails 2 × (n - 1) directions for one reason."""
     healthy = verdict(24, bad=False)
     cells = tuple(
         (
@@ -192,15 +190,15 @@ def test_a_node_that_answers_nobody_is_one_row() -> None:
 
 
 def test_nothing_measured_is_a_failure() -> None:
-    """Without a cell there is no matrix, and nothing that could pass."""
+    """Without a cell: no matrix, and no pass."""
     text = drawn(replace(verdict(2, bad=False), cells=(), findings=(), collective=None), 80)
 
     assert text.split() and text.split()[0] == "FAIL"
     assert "nothing was measured" in text
 
 
-def test_a_direction_that_nobody_told_of_is_not_green() -> None:
-    """A verdict read from a file may lack cells; they are dashes."""
+def test_a_missing_direction_is_a_dash() -> None:
+    """A verdict from a file may lack cells."""
     whole = verdict(3, bad=False)
     text = drawn(replace(whole, cells=whole.cells[1:]), 120)
 
@@ -212,10 +210,8 @@ def test_a_direction_that_nobody_told_of_is_not_green() -> None:
 
 @pytest.mark.parametrize("width", [80, 400])
 @pytest.mark.parametrize("nodes", [3, 12])
-def test_what_nodes_say_cannot_draw_on_the_terminal(nodes: int, width: int) -> None:
-    """Names, reasons and transports may hold escape sequences and rich's markup; they come out as
-    text.
-    """
+def test_the_matrix_is_sanitized(nodes: int, width: int) -> None:
+    """Escape sequences and rich markup in names, reasons and transports are shown as text."""
     hostile = verdict(nodes)
     cells = tuple(
         replace(
@@ -240,8 +236,8 @@ def test_what_nodes_say_cannot_draw_on_the_terminal(nodes: int, width: int) -> N
     assert "[bold]" in text
 
 
-def test_colour_only_repeats_what_a_word_says() -> None:
-    """A red cell says FAIL as well."""
+def test_colour_repeats_the_text() -> None:
+    """A red cell has the text FAIL as well."""
     text = drawn(verdict(4), 200, colour=True)
     lines = text.splitlines()
     red = [at for at, line in enumerate(lines) if "\x1b[1;31m" in line]
@@ -261,8 +257,8 @@ def test_colour_only_repeats_what_a_word_says() -> None:
         ("", None, "?"),
     ],
 )
-def test_a_transport_has_a_short_word(transport: str, level: Level | None, label: str) -> None:
-    """The word in a cell is the class of the transport, whatever the plugin's name is."""
+def test_a_transport_has_a_short_name(transport: str, level: Level | None, label: str) -> None:
+    """The class of the transport, for any name of a plugin."""
     cell = Cell(source="a", target="b", status="pass", transport=transport, level=level)
 
     assert network_view.transport_mark(cell) == label
@@ -278,6 +274,6 @@ def test_a_transport_has_a_short_word(transport: str, level: Level | None, label
         (0.0, "0.0 µs"),
     ],
 )
-def test_a_latency_is_read_at_a_glance(seconds: float, text: str) -> None:
-    """Microseconds as long as they are few."""
+def test_format_of_latency(seconds: float, text: str) -> None:
+    """Microseconds up to a limit."""
     assert network_view.format_latency(seconds) == text

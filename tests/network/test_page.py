@@ -1,4 +1,4 @@
-"""The page of a proven network as text; a browser looks at it in test_network_page_browser.py."""
+"""The page of a network verdict as text; test_page_browser.py opens it in a browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOID = {"meta", "br", "img"}
 
 
 class Tags(HTMLParser):
-    """Collects tags, attributes and text, and notes tags that are not closed in order."""
+    """A parser of tags, attributes and text; it records tags closed out of order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -29,26 +29,24 @@ class Tags(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag that begins."""
+        """Record a start tag."""
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """Note a tag that ends, and whether it was the innermost one."""
+        """Record an end tag, and whether it closes the innermost one."""
         if not self.open or self.open.pop() != tag:
             self.crossed.append(tag)
 
     def handle_data(self, data: str) -> None:
-        """Keep the words."""
+        """Record text."""
         self.text += data
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 24])
-def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
-    """Three maps of n × n cells, each with text, and a row a direction below them; all tags are
-    closed.
-    """
+def test_every_direction_has_a_cell_with_text_in_every_map(nodes: int) -> None:
+    """Three maps of n × n cells, and a row per direction below; all tags are closed."""
     tags = Tags(network_page.render_page(verdict(nodes, bad=nodes > 2), **MEASURED))
 
     classes = [
@@ -61,10 +59,8 @@ def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
     assert tags.open == []
 
 
-def test_tables_can_be_read_aloud() -> None:
-    """Heads have a scope, heat maps a caption, and a cell's title tells the pair, the figures and
-    the reason.
-    """
+def test_tables_are_accessible() -> None:
+    """Heads have a scope, heat maps a caption, and cells a title with pair, figures and reason."""
     text = network_page.render_page(verdict(4), **MEASURED)
     tags = Tags(text)
 
@@ -78,8 +74,8 @@ def test_tables_can_be_read_aloud() -> None:
     )
 
 
-def test_the_page_needs_nothing_else() -> None:
-    """Nothing is linked, nothing runs, and the page's own policy forbids both."""
+def test_the_page_is_self_contained() -> None:
+    """No links and no scripts, by its own policy too."""
     text = network_page.render_page(verdict(4), **MEASURED)
     tags = Tags(text)
 
@@ -94,10 +90,8 @@ def test_the_page_needs_nothing_else() -> None:
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_what_nodes_say_is_text() -> None:
-    """Names, reasons, devices and versions that hold markup come out as the characters they are,
-    without control characters.
-    """
+def test_the_page_is_sanitized() -> None:
+    """Markup in names, reasons and versions is shown as text, without control characters."""
     bad = verdict(3)
     cells = tuple(
         replace(cell, transport=HOSTILE, device=HOSTILE, text=HOSTILE) for cell in bad.cells
@@ -135,8 +129,8 @@ def test_what_nodes_say_is_text() -> None:
     }
 
 
-def test_the_word_on_top_is_the_verdict() -> None:
-    """Somebody who looks for a second sees PASS or FAIL, in the title as well."""
+def test_the_heading_is_the_verdict() -> None:
+    """PASS or FAIL at first glance, in the title as well."""
     assert "<title>PASS: network of h100</title>" in network_page.render_page(
         verdict(4, bad=False), **MEASURED
     )
@@ -145,8 +139,8 @@ def test_the_word_on_top_is_the_verdict() -> None:
     )
 
 
-def test_nothing_measured_has_no_maps() -> None:
-    """Without a cell the page still says FAIL and why."""
+def test_no_measurement_has_no_maps() -> None:
+    """Without a cell the page still shows FAIL and the reason."""
     empty = replace(
         verdict(2, bad=False),
         cells=(),
@@ -159,7 +153,7 @@ def test_nothing_measured_has_no_maps() -> None:
     assert "no answer" in text
 
 
-def test_a_figure_in_another_unit_says_so() -> None:
+def test_a_figure_in_another_unit_shows_it() -> None:
     """11.8 MB/s among gigabytes is not a bare 11.8."""
     bandwidth = network_page.heat_maps(slow(3))[0]
     fields = [field for _, row in bandwidth.rows for field in row if field is not None]
@@ -188,22 +182,21 @@ def test_a_figure_in_another_unit_says_so() -> None:
     ],
 )
 def test_a_colour_is_a_share_of_the_median(value: float, less: bool, step: int) -> None:
-    """Like the others is one calm colour; a half and a quarter are where others begin.
-
-    For latency, less is better.
+    """Average figures share a calm colour; others begin at a half and a quarter. For latency, less
+    is better.
     """
     assert network_page.scale_step(value, 100, less_is_better=less) == step
 
 
-def test_a_share_of_nothing_is_like_the_others() -> None:
-    """All zero is all equal, and no division by zero."""
+def test_a_median_of_zero() -> None:
+    """All zeros are equal, and no division by zero."""
     assert network_page.scale_step(0.0, 0.0, less_is_better=False) == 4
     assert network_page.scale_step(0.0, 0.0, less_is_better=True) == 4
     assert network_page.scale_step(0.0, 1.0, less_is_better=True) == 5
 
 
-def test_the_legend_names_each_colour() -> None:
-    """With the steps of the scale, best first, and the transports that are there."""
+def test_the_legend_names_every_colour() -> None:
+    """With the steps of the scale, best first, and the present transports."""
     bandwidth, latency, transport = network_page.heat_maps(verdict(4, bad=False))
     numbers = {f"s{step}": begin for step, begin in enumerate(network_page._STEPS)}
 

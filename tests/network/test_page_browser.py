@@ -1,6 +1,4 @@
-"""The page of a proven network in a real browser: what it shows, that it can be read, and that it
-asks nobody for anything.
-"""
+"""The page of a network verdict in a real browser: content, legibility, and no requests."""
 
 from __future__ import annotations
 
@@ -19,14 +17,13 @@ from launcher.network.network_shape import Verdict
 from launcher.network.page import render_page
 from tests.network.test_network_view import verdict
 
-# Needs a machine's Chromium, as the practice hosts need its Docker.
+# Needs the machine's Chromium, as the lab hosts need its Docker.
 pytestmark = pytest.mark.lab
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 Scheme = Literal["light", "dark"]
 
-# What people see: cells by their classes, and for each element with words of its own how they stand
-# out (WCAG 2.2, 1.4.3).
-LOOK = """() => {
+# Visible content: cells by class, and the contrast of all elements with text (WCAG 2.2, 1.4.3).
+VIEW = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
   const light = colour => rgb(colour).slice(0, 3).map(v => v / 255)
     .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -62,7 +59,7 @@ LOOK = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start the machine's Chromium once."""
+    """The machine's Chromium, started once."""
     path = next((result for name in NAMES if (result := shutil.which(name))), None)
     if path is None:
         pytest.fail("no Chromium on this machine; install it: `sudo apt-get install chromium`")
@@ -76,9 +73,7 @@ def browser() -> Iterator[Browser]:
 def inspect(
     browser: Browser, folder: Path, what: Verdict, *, scheme: Scheme = "light", width: int = 1280
 ) -> dict[str, Any]:
-    """Open the page of a verdict and return what it shows; it may ask for nothing and say
-    nothing.
-    """
+    """Open the page of a verdict and return its content; requests and console output fail."""
     file = folder / "network.html"
     file.write_text(
         render_page(what, cluster="h100", measured_at="2026-11-20 22:00:00+0000", version="0.1.0"),
@@ -96,27 +91,27 @@ def inspect(
         tab.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
         tab.goto(file.as_uri(), wait_until="networkidle", timeout=30_000)
         tab.locator("summary").click(timeout=10_000)
-        look: dict[str, Any] = tab.evaluate(LOOK)
+        view: dict[str, Any] = tab.evaluate(VIEW)
 
     assert requests == [file.as_uri()]
     assert messages == []
-    return look
+    return view
 
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme, width: int) -> None:
-    """Every cell has words and a colour that tells slow from fast, all text stands out, and only
-    tables scroll sideways.
+def test_the_page_is_legible(browser: Browser, tmp_path: Path, scheme: Scheme, width: int) -> None:
+    """Every cell has text and a colour for its speed, text has contrast, and only tables scroll
+    sideways.
     """
-    look = inspect(browser, tmp_path, verdict(4), scheme=scheme, width=width)
-    cells = {(cell["map"], cell["title"].split(":")[0]): cell for cell in look["cells"]}
+    view = inspect(browser, tmp_path, verdict(4), scheme=scheme, width=width)
+    cells = {(cell["map"], cell["title"].split(":")[0]): cell for cell in view["cells"]}
     fast, slow, cut = "gpu01 → gpu02", "gpu01 → gpu03", "gpu04 → gpu03"
 
-    assert len(look["cells"]) == len(cells) == 3 * 4 * 3
+    assert len(view["cells"]) == len(cells) == 3 * 4 * 3
     assert all(
         cell["text"] and cell["box"] > 20 and cell["back"] != "rgba(0, 0, 0, 0)"
-        for cell in look["cells"]
+        for cell in view["cells"]
     )
     for name in ("Bandwidth", "Latency", "Transport"):
         assert len({cells[name, pair]["back"] for pair in (fast, slow, cut)}) == 3
@@ -124,15 +119,17 @@ def test_the_page_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme, 
         assert "✕" not in cells[name, fast]["text"]
     assert cells["Bandwidth", fast]["text"] == "24.9"
     assert cells["Transport", slow]["text"] == "✕ TCP"
-    assert look["worded"] > 100
-    assert look["faint"] == []
-    assert look["wide"] <= width
-    assert look["scripts"] == 0
+    assert view["worded"] > 100
+    assert view["faint"] == []
+    assert view["wide"] <= width
+    assert view["scripts"] == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme: Scheme) -> None:
-    """Text stands out on each colour of the scales, and no two colours of a scale are the same."""
+def test_text_has_contrast_on_every_colour(
+    browser: Browser, tmp_path: Path, scheme: Scheme
+) -> None:
+    """No two colours of a scale are equal."""
     shares = (1.0, 1.0, 1.0, 1.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 1.0, 1.0)
     kinds: list[tuple[str, Level | None]] = [
         ("P2P/MNNVL", "gdrdma"),
@@ -146,9 +143,9 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
         replace(cell, bandwidth=20e9 * share, latency=1e-5 / share, transport=name, level=level)
         for cell, share, (name, level) in zip(whole.cells, shares, kinds * 3, strict=False)
     )
-    look = inspect(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
+    view = inspect(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
     colours = {
-        name: {cell["back"] for cell in look["cells"] if cell["map"] == name}
+        name: {cell["back"] for cell in view["cells"] if cell["map"] == name}
         for name in ("Bandwidth", "Latency", "Transport")
     }
 
@@ -157,11 +154,11 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
         "Latency": 6,
         "Transport": 5,
     }
-    assert look["faint"] == []
+    assert view["faint"] == []
 
 
-def test_the_scheme_is_the_readers(browser: Browser, tmp_path: Path) -> None:
-    """A reader who wants dark pages gets one."""
+def test_the_dark_scheme(browser: Browser, tmp_path: Path) -> None:
+    """It follows the preference of the reader."""
     assert (
         inspect(browser, tmp_path, verdict(2, bad=False))["page"]
         != (inspect(browser, tmp_path, verdict(2, bad=False), scheme="dark")["page"])
@@ -169,18 +166,16 @@ def test_the_scheme_is_the_readers(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_many_nodes(browser: Browser, tmp_path: Path) -> None:
-    """64 nodes are three tables of 4032 cells, in which one scrolls."""
-    look = inspect(browser, tmp_path, verdict(64))
+    """64 nodes are three scrolling tables of 4032 cells."""
+    view = inspect(browser, tmp_path, verdict(64))
 
-    assert len(look["cells"]) == 3 * 64 * 63
-    assert all(cell["text"] for cell in look["cells"])
-    assert look["wide"] <= 1280
+    assert len(view["cells"]) == 3 * 64 * 63
+    assert all(cell["text"] for cell in view["cells"])
+    assert view["wide"] <= 1280
 
 
-def test_markup_in_names_is_no_markup(browser: Browser, tmp_path: Path) -> None:
-    """A node that is called like an image on another host makes no browser ask that host, and runs
-    nothing.
-    """
+def test_markup_in_names(browser: Browser, tmp_path: Path) -> None:
+    """An image tag as a name sends no request and runs no script."""
     name = (
         "<img src=http://192.0.2.1/x"
         " onerror=alert(1)><script>alert(2)</script>\"onmouseover='alert(3)'"
@@ -198,12 +193,12 @@ def test_markup_in_names_is_no_markup(browser: Browser, tmp_path: Path) -> None:
     findings = tuple(
         replace(finding, text=name, evidence=name, fix=name) for finding in whole.findings
     )
-    look = inspect(
+    view = inspect(
         browser,
         tmp_path,
         replace(whole, nodes=(name, *whole.nodes[1:]), cells=cells, findings=findings, why=name),
     )
 
-    assert look["scripts"] == 0
-    assert len(look["cells"]) == 3 * 3 * 2
-    assert any(cell["title"].startswith(name) for cell in look["cells"])
+    assert view["scripts"] == 0
+    assert len(view["cells"]) == 3 * 3 * 2
+    assert any(cell["title"].startswith(name) for cell in view["cells"])

@@ -1,4 +1,4 @@
-"""The network probe's command line, and reading what it prints."""
+"""The network probe's command line, and the parser of its output."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MINIMAL = {"node": "node1", "backend": "gloo"}
 
 
 def answer(out: str, **fields: Any) -> Answer:
-    """A node's recorded answer to the probe's command."""
+    """Return a node's recorded answer to the probe's command."""
     return Answer(node="node1", **{"code": 0, **fields}, out=out)
 
 
 def recorded(name: str, node: str) -> probe_command.Report:
-    """A report of the practice hosts."""
+    """Return a report of the lab hosts."""
     return probe_command.parse_report(answer((FIXTURES / name / f"{node}.json").read_text()))
 
 
@@ -82,8 +82,8 @@ def test_the_probe_understands_its_command_line() -> None:
     assert (args.deadline, args.window, args.pair_timeout, args.child) == (90, 120, 12.5, None)
 
 
-def test_a_healthy_cluster_is_read_whole() -> None:
-    """Every direction towards a node has its figures, and the collective too."""
+def test_a_healthy_cluster_is_complete() -> None:
+    """Every direction towards a node has figures, and the collective too."""
     report = recorded("healthy", "node2")
 
     assert (report.node, report.backend, report.error) == ("node2", "gloo", "")
@@ -139,7 +139,7 @@ def test_a_healthy_cluster_is_read_whole() -> None:
     ],
 )
 def test_a_fault_names_the_culprit(name: str, node: str, source: str, text: str) -> None:
-    """The direction that could not be measured says why, on both ends."""
+    """The unmeasured direction has the reason, on both ends."""
     (results,) = [
         transfer for transfer in recorded(name, node).transfers if transfer.source == source
     ]
@@ -153,7 +153,7 @@ def test_a_fault_names_the_culprit(name: str, node: str, source: str, text: str)
     [("cut-2-3", ("node1",)), ("killed", ("node3",)), ("wrong-interface", ("node3",))],
 )
 def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ...]) -> None:
-    """A failing pair does not stop the others; the collective is not tried and says so."""
+    """A failing pair does not stop the others; the collective is skipped with a reason."""
     for node in others:
         report = recorded(name, node)
 
@@ -162,9 +162,9 @@ def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ..
         assert not report.collective.tried
 
 
-def test_a_slow_sender_is_seen_in_its_own_direction() -> None:
-    """100 Mbit/s is 12.5 MB/s; what the same node receives is not slowed, and a slow link is
-    measured with little.
+def test_a_slow_sender_affects_one_direction() -> None:
+    """100 Mbit/s is 12.5 MB/s; its incoming transfers are fast, and a slow link is measured with
+    little data.
     """
     (slow,) = [
         transfer
@@ -182,8 +182,8 @@ def test_a_slow_sender_is_seen_in_its_own_direction() -> None:
     assert (back.bandwidth or 0) > 1e9
 
 
-def test_each_rank_of_a_node_has_its_own_figures() -> None:
-    """Local ranks meet local ranks: two nodes away, twice each."""
+def test_figures_per_rank() -> None:
+    """Local ranks are paired: two nodes away, two figures."""
     report = recorded("two-ranks-a-node", "node3")
 
     assert [rank.rank for rank in report.ranks] == [4, 5]
@@ -197,8 +197,8 @@ def test_each_rank_of_a_node_has_its_own_figures() -> None:
     assert report.collective.ranks == 6
 
 
-def test_who_came_and_who_did_not_is_said() -> None:
-    """The ranks that waited name those that were missing."""
+def test_missing_ranks_are_named() -> None:
+    """By the ranks that waited."""
     (rank,) = recorded("cut-1-3", "node1").ranks
 
     assert (
@@ -230,14 +230,14 @@ def test_only_the_last_line_counts() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_report_is_refused(out: str) -> None:
-    """With the node's name; nothing is guessed."""
+def test_invalid_reports_are_rejected(out: str) -> None:
+    """With the node's name, without guesses."""
     with pytest.raises(UnreadableAnswer, match="node1: the network probe exited with code 1"):
         probe_command.parse_report(answer(out, code=1))
 
 
-def test_a_probe_that_was_cut_off_says_so() -> None:
-    """The launcher's own deadline is told from a crash, and what was said last is the evidence."""
+def test_a_timed_out_probe() -> None:
+    """A timeout is distinguished from a crash, and the last output is the evidence."""
     with pytest.raises(UnreadableAnswer, match="did not finish in time") as caught:
         probe_command.parse_report(answer("", code=124, timed_out=True, err="No such container: x"))
 
@@ -246,8 +246,8 @@ def test_a_probe_that_was_cut_off_says_so() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda each: (
-        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3)
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -270,10 +270,10 @@ KEYS = st.sampled_from(
 @given(
     st.text()
     | JSON.map(json.dumps)
-    | st.dictionaries(KEYS, JSON).map(lambda each: json.dumps({**MINIMAL, **each}))
+    | st.dictionaries(KEYS, JSON).map(lambda fields: json.dumps({**MINIMAL, **fields}))
 )
-def test_any_output_is_read_or_refused(out: str) -> None:
-    """Nothing but the tool's own error comes of it."""
+def test_any_output_is_parsed_or_rejected(out: str) -> None:
+    """No other exception is raised."""
     try:
         assert isinstance(probe_command.parse_report(answer(out)), probe_command.Report)
     except UnreadableAnswer:
@@ -281,7 +281,7 @@ def test_any_output_is_read_or_refused(out: str) -> None:
 
 
 def _payload_parser() -> Any:
-    """The payload's own argument parser; its folder is on the path only while it is imported."""
+    """Return the payload's argument parser; its folder is on the path only during the import."""
     launcher = Path(probe_command.__file__).parents[1]
     folder = launcher / "network" / "probe"
     spec = importlib.util.spec_from_file_location("vlaunch_payload_network", folder / "network.py")

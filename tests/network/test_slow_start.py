@@ -1,4 +1,4 @@
-"""Warnings of what was slow before anything was measured."""
+"""Warnings about slow starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.network.reports import healthy, three
 
 
 def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
-    """Return what is found where the ranks of n2 took so long to load torch and to meet."""
+    """Return the findings for a start of n2 that took this long to load torch and to meet."""
     reports = healthy()
     ranks = tuple(
         RankReport(
@@ -44,7 +44,7 @@ def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
 def test_slow_starts_warn(
     seconds: tuple[tuple[float | None, float | None], ...], text: str, fix: str
 ) -> None:
-    """With the seconds, and a fix of their own."""
+    """With the seconds, and their own fix."""
     (finding,) = findings(*seconds)
 
     assert (finding.node, finding.status, finding.text) == ("n2", "warn", text)
@@ -52,5 +52,5 @@ def test_slow_starts_warn(
 
 
 def test_usual_starts_pass() -> None:
-    """So do those of which nothing is known."""
+    """Unknown durations too."""
     assert findings((9.0, 1.0), (None, None)) == []

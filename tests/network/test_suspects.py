@@ -1,4 +1,4 @@
-"""Suspects of a bad network, and the fixes."""
+"""Suspects of a slow network, and the fixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INVENTORY = three("network: {fabric: infiniband, interface: ens1}")
 
 
 def cells(*bad: tuple[str, str], **changed: Any) -> list[Cell]:
-    """Return six directions, of which some are not well."""
+    """Return six directions with some bad ones."""
     good = Cell(
         source="",
         target="",
@@ -42,12 +42,12 @@ def both(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def measured(reports: dict[str, Report], **missing: str) -> Measurement:
-    """Return what the probes of the three nodes said."""
+    """Return reports of the three nodes."""
     return Measurement(inventory=INVENTORY, reports=reports, missing=missing)
 
 
 def collect(result: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
-    """Ask who is to blame."""
+    """Return the findings."""
     reports = healthy(via=GDR) if reports is None else reports
     return suspects.cell_findings(measured(reports), result)
 
@@ -64,15 +64,15 @@ def collect(result: list[Cell], reports: dict[str, Report] | None = None) -> lis
         (both(("n1", "n2"), ("n1", "n3"), ("n2", "n3")), [""]),
     ],
 )
-def test_as_few_as_explain_it_are_named(bad: list[tuple[str, str]], named: list[str]) -> None:
-    """All, a node when all of its own directions are bad, else a pair, else a direction; each
-    direction is told once.
+def test_the_fewest_suspects_are_named(bad: list[tuple[str, str]], named: list[str]) -> None:
+    """All; a node if all of its directions are bad; else a pair; else a direction, with no
+    direction twice.
     """
     assert [finding.node for finding in collect(cells(*bad))] == named
 
 
-def test_two_troubles_of_one_pair_are_two_findings() -> None:
-    """Slow on the way there is not TCP on the way back; figures alone make no difference."""
+def test_two_problems_of_one_pair_are_two_findings() -> None:
+    """Slow in one direction and TCP in the other; differing figures are the same problem."""
     items = [
         replace(c, text="1.1 GB/s, where other pairs have 20 GB/s") if c.source == "n1" else c
         for c in cells(*both(("n1", "n2")))
@@ -99,7 +99,7 @@ def test_warnings_stay_warnings() -> None:
 
 
 def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
-    """There are no figures."""
+    """It has no figures."""
     (finding,) = collect(
         cells(*both(("n1", "n2")), bandwidth=None, transport="", text="connecting: timed out")
     )
@@ -116,12 +116,10 @@ def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
         ({}, "", "with `network: {require: any}` it is allowed"),
     ],
 )
-def test_the_cause_is_read_from_the_node_that_has_it(
+def test_the_cause_comes_from_the_affected_node(
     report: dict[str, Any], text: str, fix: str
 ) -> None:
-    """Of two nodes with TCP between them; where nothing tells why, where to look and how to allow
-    it.
-    """
+    """Of two nodes with TCP; without a cause, the fix says how to find it and how to allow TCP."""
     reports = healthy(via=GDR)
     reports["n1"] = replace(reports["n1"], infiniband=("uverbs0",))
     reports["n2"] = replace(reports["n2"], **report)
@@ -132,7 +130,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
     assert fix in finding.fix
 
 
-def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
+def test_rdma_without_gpudirect_may_be_allowed() -> None:
     """The level that the pair does reach."""
     text = "NET/IB is below the required level: RDMA with GPUDirect"
     (finding,) = collect(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
@@ -140,8 +138,8 @@ def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
     assert "`network: {require: rdma}` it is allowed" in finding.fix
 
 
-def test_pairs_that_were_not_measured_are_named_once() -> None:
-    """By their node; where no rank came to life, the nodes are named instead."""
+def test_unmeasured_pairs_are_named_once() -> None:
+    """By their node; if no rank has started, the nodes are named instead."""
     missing = cells(
         *both(("n1", "n2"), ("n1", "n3")), transport="", bandwidth=None, text="was not measured"
     )
@@ -152,7 +150,7 @@ def test_pairs_that_were_not_measured_are_named_once() -> None:
 
 
 def ranked(rank: RankReport) -> list[Finding]:
-    """Ask about nodes, the second of which has this rank."""
+    """Return the findings for nodes with this rank on the second one."""
     reports = healthy(via=GDR)
     second = replace(reports["n2"], ranks=(rank,))
     return suspects.node_findings(measured({**reports, "n2": second}))
@@ -169,9 +167,7 @@ def ranked(rank: RankReport) -> list[Finding]:
         ("all_reduce", None, "did not finish before the deadline", "vlaunch check --group network"),
     ],
 )
-def test_a_rank_is_told_with_its_phase_and_who_arrived(
-    phase: str, exit_: int | None, text: str, fix: str
-) -> None:
+def test_a_rank_is_named_with_its_phase(phase: str, exit_: int | None, text: str, fix: str) -> None:
     """The arrived nodes matter only for a rank that failed before the rendezvous."""
     rank = RankReport(rank=1, local_rank=0, phase=phase, ended=False, exit=exit_, tail="last words")
     (finding,) = ranked(rank)
@@ -189,10 +185,8 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
         ({"error": "port 29500 is taken on the head"}, "fix n1 first"),
     ],
 )
-def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
-    head: dict[str, Any], fix: str
-) -> None:
-    """And nobody is, where nothing could have answered there."""
+def test_the_fix_to_open_the_heads_port(head: dict[str, Any], fix: str) -> None:
+    """Only for nodes that did not reach it, and only if a rank listened."""
     rank = RankReport(
         rank=1,
         local_rank=0,
@@ -244,10 +238,10 @@ KILLED = RankReport(
     ],
     ids=["head", "all of it", "its probe", "its store", "one node", "another node", "no cause"],
 )
-def test_ranks_that_only_stopped_are_no_culprits(
+def test_stopped_ranks_are_no_culprits(
     changes: dict[str, dict[str, Any]], named: list[str]
 ) -> None:
-    """Only if the rank, or the head, that caused it is named."""
+    """If the rank, or the head, that caused it is named."""
     reports = healthy(via=GDR)
     for name, changed in changes.items():
         reports[name] = replace(reports[name], **changed)
@@ -255,8 +249,8 @@ def test_ranks_that_only_stopped_are_no_culprits(
     assert [finding.node for finding in suspects.node_findings(measured(reports))] == named
 
 
-def test_a_head_that_died_is_the_only_failure() -> None:
-    """Nothing was measured, which needs no failure of its own."""
+def test_a_dead_head_is_the_only_failure() -> None:
+    """Missing measurements are its consequence."""
     reports = {
         name: Report(node=name, backend="gloo", ranks=(stopped(rank) if rank else KILLED,))
         for rank, name in enumerate(NAMES)
@@ -267,13 +261,13 @@ def test_a_head_that_died_is_the_only_failure() -> None:
     assert not verdict.passed
 
 
-def test_a_rank_that_ended_well_is_not_spoken_of() -> None:
+def test_a_successful_rank_has_no_finding() -> None:
     """All is well."""
     assert suspects.node_findings(measured(healthy(via=GDR))) == []
 
 
 def test_a_node_without_report_and_one_with_an_error() -> None:
-    """Each by its own words, the taken port with how to see who has it."""
+    """With their own errors; for a used port, a command that finds its process."""
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")

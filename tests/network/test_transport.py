@@ -1,4 +1,4 @@
-"""Verdicts on a network: which pair, node or rank is to blame, and for what."""
+"""Network verdicts: the pair, node or rank to blame, and the reason."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def verdict(
 
 
 def blamed(observed: Verdict) -> list[str]:
-    """Return where failures are."""
+    """Return the subjects of failures."""
     return [finding.node for finding in observed.findings if finding.status == "fail"]
 
 
 def test_a_healthy_network_passes_in_every_direction() -> None:
-    """Six directions of three nodes, each with its figures."""
+    """Six directions of three nodes, with figures."""
     observed = verdict(healthy())
 
     assert observed.passed
@@ -96,8 +96,8 @@ def test_half_the_bandwidth_is_a_warning() -> None:
     assert [f.status for f in observed.findings] == ["warn"]
 
 
-def test_one_slow_direction_is_named_with_its_way() -> None:
-    """The way back is well."""
+def test_one_slow_direction_is_named() -> None:
+    """The other direction is fine."""
     reports = healthy()
     slow = tuple(
         replace(t, bandwidth=1e7) if t.source == "n2" else t for t in reports["n3"].transfers
@@ -107,7 +107,7 @@ def test_one_slow_direction_is_named_with_its_way() -> None:
     assert blamed(observed) == ["n2 → n3"]
 
 
-def test_a_node_all_of_whose_pairs_are_slow_is_named_itself() -> None:
+def test_a_node_with_only_slow_pairs_is_named() -> None:
     """Its own cable is the likely culprit."""
     observed = verdict(
         between(between(healthy(), "n1", "n3", bandwidth=1e7), "n2", "n3", bandwidth=1e7)
@@ -118,7 +118,7 @@ def test_a_node_all_of_whose_pairs_are_slow_is_named_itself() -> None:
 
 
 def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
-    """Both can talk to the third."""
+    """Both reach the third node."""
     error = "connecting, rank 2 (n3) on the other side: timed out"
     broken = between(healthy(), "n2", "n3", error=error, bandwidth=None, latency=None)
     no_reduce = Collective(ranks=3, error="not tried: 1 pair failed")
@@ -131,10 +131,10 @@ def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
 
 
 @pytest.mark.parametrize("others", [("n1", "n3"), ("n1",)])
-def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(
+def test_an_unknown_interface_in_a_variable_is_one_finding(
     others: tuple[str, ...],
 ) -> None:
-    """It is no fault of its pairs, though each of them failed, and no firewall's."""
+    """Neither its pairs nor a firewall are to blame, although all of its pairs failed."""
     error, broken = (
         "GLOO_SOCKET_IFNAME names ens9, which is not here: there are lo, eth0",
         healthy(),
@@ -155,7 +155,7 @@ def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(
 
 @pytest.mark.parametrize("via", ["", "NET/Socket/0"])
 def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
-    """No container of this cluster has /dev/infiniband; that is not why two of them cannot talk."""
+    """No container of the cluster has /dev/infiniband; that does not explain the cut."""
     reports = healthy(via=via, infiniband=(), memlock=65536)
     broken = between(reports, "n2", "n3", error="timed out", bandwidth=None, latency=None)
     observed = verdict(broken, "" if via else "accelerator: cpu")
@@ -164,14 +164,14 @@ def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
 
 
 def test_wrong_data_fails_whatever_the_bandwidth() -> None:
-    """Fast nonsense is no transfer."""
+    """Fast corruption is no transfer."""
     observed = verdict(between(healthy(), "n1", "n2", correct=False))
 
     assert blamed(observed) == ["n1 ↔ n2"]
     assert "differs from the data that was sent" in observed.findings[0].text
 
 
-def test_a_second_look_keeps_the_better_figures() -> None:
+def test_a_repetition_keeps_the_better_figures() -> None:
     """Interference never makes a transfer faster."""
     first, second = (
         between(healthy(), "n1", "n2", bandwidth=1e8),
@@ -205,8 +205,8 @@ def test_a_second_look_keeps_the_better_figures() -> None:
         ),
     ],
 )
-def test_a_rank_that_did_not_finish_is_named_with_its_phase(rank: RankReport, text: str) -> None:
-    """And who did arrive, where it did not."""
+def test_an_unfinished_rank_is_named_with_its_phase(rank: RankReport, text: str) -> None:
+    """With the arrived nodes, before the rendezvous."""
     reports = healthy()
     observed = verdict({**reports, "n2": replace(reports["n2"], ranks=(rank,), transfers=())})
 
@@ -222,8 +222,8 @@ def test_a_probe_without_a_report_is_named() -> None:
     assert not observed.passed
 
 
-def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
-    """On the head."""
+def test_a_used_port_is_named_with_a_command() -> None:
+    """A command that finds its process on the head."""
     reports = {k: Report(node=k, backend="gloo") for k in NAMES}
     observed = verdict(
         {**reports, "n1": replace(reports["n1"], error="port 29500 is taken on the head")}
@@ -246,7 +246,7 @@ def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
         ("NET/AWS Libfabric/1/GDRDMA", "gdrdma", True),
     ],
 )
-def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, passes: bool) -> None:
+def test_the_level_of_every_pair_comes_from_nccl(via: str, level: Level, passes: bool) -> None:
     """MNNVL is better than any NIC."""
     observed = verdict(healthy(via=via), RDMA, (level, "as requested"))
 
@@ -255,7 +255,7 @@ def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, pass
 
 
 def test_a_pair_below_the_level_is_named_alone() -> None:
-    """One node's NIC is not used for one of its pairs."""
+    """One node's NIC is unused in one of its pairs."""
     observed = verdict(
         linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as requested")
     )
@@ -264,7 +264,7 @@ def test_a_pair_below_the_level_is_named_alone() -> None:
     assert "Socket is below the required level: RDMA with GPUDirect" in observed.findings[0].text
 
 
-def test_the_cause_is_read_from_what_the_node_wrote() -> None:
+def test_the_cause_comes_from_the_nodes_log() -> None:
     """No RDMA device in the container of n3."""
     reports = linked(
         linked(healthy(via=GDR), "n1", "n3", "NET/Socket/0"), "n2", "n3", "NET/Socket/0"
@@ -279,7 +279,7 @@ def test_the_cause_is_read_from_what_the_node_wrote() -> None:
 
 
 def test_a_silent_nccl_proves_nothing() -> None:
-    """Figures alone do not say what carried them."""
+    """Figures alone do not prove a transport."""
     reports = {k: replace(r, pair_logs={}) for k, r in healthy(via=GDR).items()}
     observed = verdict(reports, RDMA)
 
@@ -288,8 +288,8 @@ def test_a_silent_nccl_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("silent", ["n1", "n2"])
-def test_each_end_must_have_written_of_the_link(silent: str) -> None:
-    """One line proves one link: what the other end uses is not known from it."""
+def test_both_ends_must_have_logged_the_link(silent: str) -> None:
+    """One line proves one end only."""
     reports = healthy(via=GDR)
     other = {"n1": "n2", "n2": "n1"}[silent]
     reports[silent] = replace(reports[silent], pair_logs={**reports[silent].pair_logs, other: ""})
@@ -298,8 +298,8 @@ def test_each_end_must_have_written_of_the_link(silent: str) -> None:
     assert blamed(observed) == ["n1 ↔ n2"]
 
 
-def test_each_rank_must_have_written_of_its_link() -> None:
-    """Two ranks a node, and the log of one: the other may be on TCP."""
+def test_every_rank_must_have_logged_its_link() -> None:
+    """Two ranks per node, and the log of one: the other may use TCP."""
     reports = healthy(via=GDR)
     two = {
         k: replace(r, ranks=(*r.ranks, replace(r.ranks[0], local_rank=1)))
@@ -331,8 +331,8 @@ def test_the_all_reduce_of_every_node_counts(spoilt: Collective | None) -> None:
     assert verdict(reports, collective=False).passed
 
 
-def test_one_node_without_rdma_is_told() -> None:
-    """It takes the whole cluster down to TCP."""
+def test_one_node_without_rdma_is_named() -> None:
+    """It reduces the whole cluster to TCP."""
     reports = {
         k: replace(r, rdma=("mlx5_0:1",) if k != "n3" else ())
         for k, r in healthy(via="NET/Socket/0").items()
@@ -344,8 +344,8 @@ def test_one_node_without_rdma_is_told() -> None:
     assert verdict(reports, "network: {require: any}").findings == ()
 
 
-def test_no_figures_at_all_do_not_divide() -> None:
-    """A bandwidth of nothing is no traceback."""
+def test_zero_bandwidth() -> None:
+    """No division by zero."""
     zero = healthy()
     for a, b in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
         zero = between(zero, a, b, bandwidth=0.0)
@@ -353,8 +353,8 @@ def test_no_figures_at_all_do_not_divide() -> None:
     assert len(verdict(zero).cells) == 6
 
 
-def test_other_versions_are_told() -> None:
-    """Ranks of different NCCLs hang or fail."""
+def test_different_versions_are_reported() -> None:
+    """Ranks with different NCCL versions hang or fail."""
     reports = healthy()
     reports["n2"] = replace(reports["n2"], versions={"torch": "2.12.0"})
     observed = verdict(reports)
@@ -432,7 +432,7 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
     assert warned("NET/IB/0", ("rdma", "as requested")) == []
 
 
-def test_auto_can_be_asked_against_the_inventory() -> None:
+def test_auto_overrides_the_inventory() -> None:
     """`--require auto` is not the inventory's `any`."""
     inventory = three("network: {fabric: roce, require: any}")
 
@@ -457,7 +457,9 @@ def test_auto_can_be_asked_against_the_inventory() -> None:
 def test_a_direction_is_compared_with_the_median_of_the_other_pairs(
     rates: list[float | None],
 ) -> None:
-    """The way back is no other pair; it, or one other pair, only warns."""
+    """The reverse direction does not count as another pair; with it or one other pair, slowness is
+    a warning.
+    """
     nodes = range(next(n for n in range(2, 6) if n * (n - 1) == len(rates)))
     cells = [
         Cell(source=str(a), target=str(b), status="pass", bandwidth=rate)

@@ -1,4 +1,4 @@
-"""Levels of networks by their names."""
+"""Transport levels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.network.levels import find_worst_link
         ("IB/0", "tcp", "rdma"),
     ],
 )
-def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
+def test_levels_of_networks(via: str, provider: str, level: str) -> None:
     """Sockets are TCP under any name, and so is libfabric over them."""
     extra = (
         f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n"

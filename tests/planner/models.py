@@ -1,4 +1,4 @@
-"""Models of each kind of attention, as their `config.json` has them."""
+"""Models of all kinds of attention, by their `config.json`."""
 
 from __future__ import annotations
 

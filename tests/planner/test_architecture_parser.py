@@ -1,4 +1,4 @@
-"""Architectures from `config.json` files, and the refusal of impossible ones."""
+"""Architectures from `config.json` files, and rejection of impossible ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.planner import models
     ],
 )
 def test_kinds_of_layers(config: dict[str, Any], kinds: dict[str, int]) -> None:
-    """Layers are told from what the file lists, or from the family's rule."""
+    """From the file's list, or from the family's rule."""
     architecture = parse_architecture(config)
     assert not architecture.unmodelled_reason
     assert Counter(layer.kind for layer in architecture.layers) == kinds
@@ -92,16 +92,16 @@ def test_head_size_is_derived() -> None:
         ({**models.LLAMA_8B, "layer_types": ["strange"] * 32}, "its layer types are unknown"),
     ],
 )
-def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> None:
-    """Nothing is guessed: what is not understood is named."""
+def test_unmodelled_features_are_named(config: dict[str, Any], reason: str) -> None:
+    """Without guesses."""
     assert reason in parse_architecture(config).unmodelled_reason
 
 
 @pytest.mark.parametrize(
     "name", ["LlamaModel", "LlamaForSequenceClassification", "LlamaForRewardModel"]
 )
-def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> None:
-    """Without a head; an encoder of its own kind is none of them."""
+def test_pooling_models_have_the_layers_of_generating_ones(name: str) -> None:
+    """Without a head; other encoders are not modelled."""
     architecture = parse_architecture({**models.LLAMA_8B, "architectures": [name]})
     assert (architecture.unmodelled_reason, architecture.tied) == ("", True)
     assert architecture.layers == parse_architecture(models.LLAMA_8B).layers
@@ -126,7 +126,7 @@ def test_wrong_fields_are_reported_together() -> None:
     assert "tie_word_embeddings: 'yes'" in evidence
 
 
-def test_attention_without_kv_heads_is_wrong() -> None:
+def test_attention_without_kv_heads_is_an_error() -> None:
     """The model has other attention heads."""
     with pytest.raises(RequestError) as caught:
         parse_architecture({**models.LLAMA_8B, "num_key_value_heads": 0})
@@ -155,8 +155,8 @@ _ODD = st.one_of(
         max_size=4,
     ),
 )
-def test_any_file_is_read_or_refused(base: dict[str, Any], odd: dict[str, Any]) -> None:
-    """Whatever stands in a file, it is an architecture or one error."""
+def test_any_file_is_parsed_or_rejected(base: dict[str, Any], odd: dict[str, Any]) -> None:
+    """It gives an architecture or one error."""
     try:
         architecture = parse_architecture({**base, **odd})
     except RequestError as error:

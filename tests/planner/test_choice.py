@@ -1,4 +1,4 @@
-"""The choice of a split: each rule has an example in which it decides."""
+"""The choice of parallelism: every rule decides in one example."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def question(
     )
 
 
-# model, GiB of weights, cluster, requests of 8,192 tokens → split, and the rules that decided
+# model, GiB of weights, cluster, requests of 8,192 tokens → layout, and the deciding rules
 _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ...]]] = {
     "one GPU is enough: replicas": (
         models.LLAMA_8B,
@@ -129,7 +129,7 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
 
 @pytest.mark.parametrize("name", _GOLDEN)
 def test_golden(name: str) -> None:
-    """Each of these clusters gets the split that its rules lead to."""
+    """Every cluster gets the layout of its rules."""
     config, gib, on, requests, description, rules = _GOLDEN[name]
     problem = question(config, gib, on, requests=requests)
     planned = choose_layout(problem)
@@ -139,7 +139,7 @@ def test_golden(name: str) -> None:
 
 
 def test_every_rule_has_a_source() -> None:
-    """A reason can be looked up."""
+    """To look up its reason."""
     assert all(Reason(rule, "").source for rule in RULES)
     decided = {rule for *_, rules in _GOLDEN.values() for rule in rules}
     others = {
@@ -156,8 +156,8 @@ def test_every_rule_has_a_source() -> None:
 
 
 def test_a_hybrid_model_has_a_limit_of_sequences() -> None:
-    """A block of recurrent state each, or vLLM 0.32 ends while it captures graphs; with the flag
-    that is named it fits, and more nodes are not offered for it.
+    """One block of recurrent state per sequence, or vLLM 0.32 exits while it captures graphs; with
+    the named flag it fits, and more nodes are not suggested.
     """
     problem = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
     planned = choose_layout(problem)
@@ -182,7 +182,7 @@ def test_a_hybrid_model_has_a_limit_of_sequences() -> None:
     assert short.verdict == "does-not-fit"
     assert (
         short.estimate.state_limit() is None
-    )  # a request does not fit, with however few sequences
+    )  # a request does not fit, for any number of sequences
 
     for starts in (
         EngineFlags(sequences=states),
@@ -204,10 +204,8 @@ def test_a_hybrid_model_has_a_limit_of_sequences() -> None:
         ({"mnnvl": True}, True),
     ],
 )
-def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
-    link: dict[str, Any], carries: bool
-) -> None:
-    """RDMA, 40 GB/s for each GPU and 10 µs, or NVLink over nodes."""
+def test_tp_crosses_nodes_only_over_a_measured_link(link: dict[str, Any], carries: bool) -> None:
+    """RDMA, 40 GB/s per GPU and 10 µs, or multi-node NVLink."""
     layouts = list(candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(2, 8, **link)))
     over = [layout for layout in layouts if layout.tp > 8]
     assert bool(over) is carries
@@ -235,29 +233,29 @@ def test_dp_attention_is_offered_to_mixtures() -> None:
         (models.QWEN_235B, 4, None),
     ],
 )
-def test_what_vllm_refuses(config: dict[str, Any], tp: int, rule: str | None) -> None:
-    """A split that cannot start is never chosen."""
+def test_layouts_that_vllm_rejects(config: dict[str, Any], tp: int, rule: str | None) -> None:
+    """A layout that cannot start is never chosen."""
     objection = tp_objection(parse_architecture(config), tp)
     assert (objection.rule if objection else None) == rule
 
 
 def test_many_requests_take_larger_replicas() -> None:
-    """The smallest TP that leaves the wanted KV cache, not the smallest that starts."""
+    """The smallest TP with the required KV cache, not the smallest that starts."""
     config = {**models.LLAMA_8B, "num_hidden_layers": 160}
     few = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=2))
     many = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=60))
     assert few.layout.tp < many.layout.tp
 
 
-def test_what_fits_nowhere_says_so() -> None:
-    """The best of the options is shown, and its verdict."""
+def test_a_model_that_fits_nowhere() -> None:
+    """The best option is shown with its verdict."""
     planned = choose_layout(question(models.DEEPSEEK_V3, 641.0, cluster(1, 4)))
     assert planned.verdict == "does-not-fit"
 
 
 @pytest.mark.parametrize("name", _GOLDEN)
 def test_alternatives_exist(name: str) -> None:
-    """At least three, each with figures of its own, and none is what was chosen."""
+    """At least three, with their own figures, none of them the choice."""
     config, gib, on, requests, _, _ = _GOLDEN[name]
     problem = question(config, gib, on, requests=requests)
     planned = choose_layout(problem)
@@ -270,7 +268,7 @@ def test_alternatives_exist(name: str) -> None:
 
 
 def test_unequal_gpus_take_unequal_layers() -> None:
-    """The poorest stage decides for all: the layers that suit each one's memory hold more."""
+    """The smallest stage limits all: layers in proportion to memory hold more tokens."""
     hosts = (PlanHost(name="large", gpus=8, gpu=H100), PlanHost(name="small", gpus=8, gpu=L40S))
     problem = replace(
         question({**models.LLAMA_8B, "num_hidden_layers": 320}, 131.4, cluster(1, 1)),
@@ -301,8 +299,10 @@ def _splits(planned: PlannedLayout) -> int:
         product(models.ALL.values(), [1, 2, 3], [1, 4, 6, 8], [H100]),
     ),
 )
-def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuModel) -> None:
-    """Any cluster, any model: GPUs are enough, vLLM takes it, each replica has a place."""
+def test_any_cluster_and_model(
+    config: dict[str, Any], nodes: int, gpus: int, gpu: GpuModel
+) -> None:
+    """GPUs suffice, vLLM accepts the layout, every replica has a placement."""
     problem = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
     planned = choose_layout(problem)
     layout = planned.layout
@@ -314,7 +314,7 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuMode
 
 
 def test_drafts_are_noted_as_not_counted() -> None:
-    """Nothing is promised of what is not modelled."""
+    """Unmodelled memory is mentioned."""
     problem = question(models.LLAMA_8B, 14.96, cluster(1, 1))
     drafting = replace(problem, flags=EngineFlags(drafts=True))
     rules = [reason.rule for reason in explain_layout(drafting, choose_layout(drafting))]
@@ -324,8 +324,8 @@ def test_drafts_are_noted_as_not_counted() -> None:
     ]
 
 
-def test_an_option_names_itself() -> None:
-    """For people."""
+def test_the_name_of_an_option() -> None:
+    """For users."""
     assert Layout(tp=8, pp=2).description == "TP 8 × PP 2"
     assert (
         Layout(tp=1, dp=8, experts=True).description
@@ -333,8 +333,8 @@ def test_an_option_names_itself() -> None:
     )
 
 
-def test_a_length_that_is_set_counts() -> None:
-    """`--max-model-len` decides what a request may need, `--context` without it."""
+def test_an_explicit_length_counts() -> None:
+    """`--max-model-len` limits a request, or `--context` without it."""
     problem = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
     longer = replace(problem, flags=EngineFlags(length=65536))
     assert problem.judge_layout(Layout(tp=1)).estimate.length == 4096

@@ -1,4 +1,4 @@
-"""One replica, from weights to tokens: what the range promises."""
+"""One replica, from weights to tokens: meaning of the range."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ H100 = GpuModel(name="H100", memory_gib=79.18)
 
 
 def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **settings: Any) -> Estimate:
-    """Estimate a replica on H100s; `gpus` are pipeline stages."""
+    """Return the estimate of a replica on H100s; `gpus` are pipeline stages."""
     engine = PlannedEngine(gpus=(H100,) * gpus, **{"flags": EngineFlags(length=8192), **settings})
     return estimate_replica(parse_architecture(config), int(gib * GIB), engine)
 
 
 def test_the_sum_is_the_budget() -> None:
-    """Weights, working memory and KV cache are what utilization allows."""
+    """Weights, working memory and KV cache use the utilization."""
     stage = worked(models.LLAMA_8B, 14.96).poorest
     assert stage.budget == pytest.approx(79.18 * 0.92, abs=1e-6)
     assert stage.weights.likely + stage.working.likely + stage.kv.likely == pytest.approx(
@@ -36,7 +36,7 @@ def test_the_sum_is_the_budget() -> None:
 
 
 def test_the_poorest_stage_decides() -> None:
-    """A smaller GPU in the second stage takes the tokens down with it."""
+    """A smaller GPU in the second stage reduces all tokens."""
     small = GpuModel(name="L40S", memory_gib=44.4)
     both = PlannedEngine(gpus=(H100, small), flags=EngineFlags(length=8192))
     model = parse_architecture(models.LLAMA_8B)
@@ -49,7 +49,7 @@ def test_the_poorest_stage_decides() -> None:
 
 
 def test_too_large_a_model_does_not_start() -> None:
-    """Not even at the friendly end of the range."""
+    """Even at the optimistic end of the range."""
     estimate = worked(models.LLAMA_8B, 80.0)
     assert not estimate.can_start("high")
     assert estimate.tokens is not None
@@ -69,8 +69,8 @@ def test_flags_move_memory() -> None:
     assert fp8.tokens.likely == pytest.approx(2 * plain.tokens.likely, rel=0.01)
 
 
-def test_what_is_not_modelled_has_no_tokens() -> None:
-    """Its weights are judged, nothing else."""
+def test_unmodelled_architectures_have_no_tokens() -> None:
+    """Only their weights are judged."""
     estimate = worked({"architectures": ["NewForCausalLM"]}, 30.0)
     assert estimate.tokens is None
     assert estimate.can_start("likely")
@@ -105,9 +105,7 @@ def test_a_cache_of_a_fixed_size_is_exact() -> None:
 def test_ranges_are_in_order(
     config: dict[str, Any], gib: float, tp: int, stages: int, length: int, sequences: int
 ) -> None:
-    """Whatever is asked, low is at most likely, and likely at most high; more weights never give
-    more tokens.
-    """
+    """For any request, low ≤ likely ≤ high; more weights never give more tokens."""
     flags = EngineFlags(length=length, sequences=sequences)
     estimate = worked(config, gib, gpus=stages, tp=tp, flags=flags)
     heavier = worked(config, gib + 10, gpus=stages, tp=tp, flags=flags)
@@ -144,9 +142,7 @@ def test_defaults_follow_version_and_gpu() -> None:
         ((0, 32), "RTX PRO 6000", None, "unsure"),
     ],
 )
-def test_how_is_sampled(
-    version: tuple[int, int], gpu: str, flashinfer: bool | None, how: str
-) -> None:
+def test_the_sampler(version: tuple[int, int], gpu: str, flashinfer: bool | None, how: str) -> None:
     """By version, GPU and environment."""
     assert sampler_kind(version, gpu, flashinfer) == how
 
@@ -177,8 +173,8 @@ def test_working_memory_of_an_rtx_pro_6000_is_covered() -> None:
     assert estimate.poorest.working.high > 14.2
 
 
-def test_arguments_are_read() -> None:
-    """In both spellings, the last one counts."""
+def test_arguments_are_parsed() -> None:
+    """In both spellings; the last one counts."""
     args = (
         "--max-model-len=32k --max-num-seqs 8 --max_num_seqs 16 --kv-cache-dtype fp8"
         " --gpu-memory-utilization 0.8 --enforce-eager --enable-expert-parallel -dcp 2"
@@ -208,13 +204,13 @@ def test_arguments_are_read() -> None:
     ("text", "tokens"), [("32768", 32768), ("32k", 32000), ("32K", 32768), ("x", None), ("0", None)]
 )
 def test_lengths(text: str, tokens: int | None) -> None:
-    """`k` is a thousand and `K` 1024, as vLLM reads them."""
+    """`k` is a thousand and `K` 1024, as in vLLM."""
     assert parse_length(text) == tokens
 
 
 def test_the_cpu_build_uses_a_fixed_cache() -> None:
-    """65,536 tokens in 64 MiB, as vLLM's CPU build printed them, however little a node has; else
-    what the process leaves of its share.
+    """65,536 tokens in 64 MiB, as printed by vLLM's CPU build, however little memory a node has;
+    else the rest of the process's share.
     """
     tiny = {
         "architectures": ["LlamaForCausalLM"],
@@ -245,7 +241,7 @@ def test_the_cpu_build_uses_a_fixed_cache() -> None:
 
 
 def test_an_engine_s_environment_counts() -> None:
-    """GiB of a CPU's cache, before the flag, and the layers of stages where they fit."""
+    """GiB of a CPU's cache, before the flag, and the layers of stages if they fit."""
     env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_PP_LAYER_PARTITION": "3,5"}
     flags = parse_flags(("--kv-cache-memory-bytes", "7"), env)
     assert (flags.cache_bytes, flags.partition) == (2 << 30, (3, 5))

@@ -1,4 +1,4 @@
-"""Groups, blocks and tokens of a KV cache, against figures that servers printed."""
+"""Groups, blocks and tokens of a KV cache, against printed figures of servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import Known, blocks_off, known
+from benchmarks.plan import MeasuredCase, block_error, read_cases
 from launcher.core.errors import RequestError
 from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.kv_cache import (
@@ -21,7 +21,7 @@ from tests.planner import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 GIB = 1 << 30
-# What these printed was of another rank, or of flags that are not known.
+# Printed by another rank, or with unknown flags.
 _UNKNOWN = {
     "q3-235b-fp8-l40s-tp8-ep",
     "q3-235b-fp8-h100-tp4",
@@ -31,7 +31,7 @@ _UNKNOWN = {
 _CASES = [
     case
     for name in ("cases.yaml", "collected.yaml")
-    for case in known(FIXTURES / name)
+    for case in read_cases(FIXTURES / name)
     if case.case.id not in _UNKNOWN and case.tokens and case.case.tokens_from_kv()
 ]
 
@@ -44,9 +44,9 @@ def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **settings: Any)
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
-def test_tokens_are_those_that_were_printed(case: Known) -> None:
-    """From the measured GiB follow the printed tokens, to one block."""
-    off = blocks_off(case, case.case.estimated())
+def test_tokens_match_printed_ones(case: MeasuredCase) -> None:
+    """From the measured GiB, to one block."""
+    off = block_error(case, case.case.estimate())
     assert off is not None
     assert off <= 1
 
@@ -82,7 +82,7 @@ def test_an_indexer_has_a_cache_of_its_own() -> None:
     assert cache(sparse, dtype="fp8").block_bytes == (61 * 64 * (656 + 132),)
 
 
-def test_a_window_holds_itself_and_what_is_in_flight() -> None:
+def test_blocks_of_a_sliding_window() -> None:
     """Sliding layers need a bounded number of blocks, full ones all."""
     shape = cache(models.GPT_OSS_120B, length=131072)
     needs = {group.spec.kind: group.request_blocks for group in shape.groups}
@@ -90,15 +90,15 @@ def test_a_window_holds_itself_and_what_is_in_flight() -> None:
     assert shape.block_bytes == (18 * 16 * 8 * 2 * 64 * 2,)
 
 
-def test_without_the_hybrid_manager_windows_hold_all() -> None:
-    """One group, all layers in it."""
+def test_blocks_without_the_hybrid_manager() -> None:
+    """One group with all layers."""
     shape = cache(models.GPT_OSS_120B, hybrid=False)
     assert len(shape.groups) == 1
     assert shape.block_bytes == (36 * 16 * 8 * 2 * 64 * 2,)
 
 
 def test_attention_blocks_grow_to_hold_a_state() -> None:
-    """The talos case: a gated delta net's state makes blocks of 1,568 tokens with fp8 and TP 2."""
+    """The talos case: a gated delta net's state needs blocks of 1,568 tokens with fp8 and TP 2."""
     shape = cache(models.QWEN_NEXT, tp=2, dtype="fp8", length=131072)
     assert {group.spec.block for group in shape.groups} == {1568}
     assert [len(group.layers) for group in shape.groups] == [16, 16, 16, 16]
@@ -107,7 +107,7 @@ def test_attention_blocks_grow_to_hold_a_state() -> None:
 
 
 def test_stages_differ_and_the_poorest_decides() -> None:
-    """Blocks are as many as the stage with the least memory for its layers has."""
+    """The stage with the least memory for its layers limits the blocks."""
     shape = cache(models.LLAMA_8B, stages=(20, 12))
     assert shape.block_bytes[0] * 12 == shape.block_bytes[1] * 20
     assert shape.blocks([10 * GIB, 10 * GIB]) == 10 * GIB // shape.block_bytes[0]
@@ -115,23 +115,23 @@ def test_stages_differ_and_the_poorest_decides() -> None:
 
 
 def test_a_block_is_reserved() -> None:
-    """A longest request must fit beside the block that vLLM keeps for itself."""
+    """A longest request must fit beside vLLM's reserved block."""
     shape = cache(models.LLAMA_8B)
     need = shape.per_request * shape.block_bytes[0]
     assert not shape.can_start([need])
     assert shape.can_start([need + shape.block_bytes[0]])
 
 
-def test_no_layer_with_a_cache_needs_none() -> None:
-    """A model without attention has no blocks, and is no reason to stop."""
+def test_a_model_without_attention() -> None:
+    """It has no blocks, and starts."""
     config = {**models.NEMOTRON_H, "hybrid_override_pattern": "-" * 10}
     shape = cache(config)
     assert shape.blocks([GIB]) == 0
     assert shape.tokens(5) == 0
 
 
-def test_an_unknown_dtype_is_refused() -> None:
-    """Unknown layouts are not guessed."""
+def test_an_unknown_dtype_is_rejected() -> None:
+    """Layouts are not guessed."""
     with pytest.raises(RequestError, match="turboquant_k8v4"):
         cache(models.LLAMA_8B, dtype="turboquant_k8v4")
 

@@ -1,4 +1,4 @@
-"""KV cache of a server from the measurement of an earlier one of its kind."""
+"""A server's KV cache from the measurement of an earlier similar one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def judged(
     config: dict[str, object] = models.LLAMA_8B,
     **split: int,
 ) -> PlannedLayout:
-    """Judge a split beside a server that has answered."""
+    """Judge a layout, with an earlier server's answer."""
     question = PlanQuestion(
         model=parse_architecture(config),
         weight_bytes=int(14.96 * GIB),
@@ -43,7 +43,7 @@ def judged(
 
 
 def tokens(planned: PlannedLayout) -> tuple[float, float]:
-    """Return the least and the most tokens."""
+    """Return the range of tokens."""
     capacity = planned.estimate.tokens
     assert capacity is not None
     return capacity.low, capacity.high
@@ -51,7 +51,7 @@ def tokens(planned: PlannedLayout) -> tuple[float, float]:
 
 @pytest.mark.parametrize("concurrency", [1.25, 37.125, 100.0, 1234.5])
 def test_the_same_start_is_predicted_exactly(concurrency: float) -> None:
-    """To the token that vLLM printed."""
+    """To the printed token."""
     planned = judged(replace(START, concurrency=concurrency))
     assert tokens(planned) == (int(concurrency * 8192), int(concurrency * 8192))
     assert planned.estimate.measured_at == 5.0
@@ -66,8 +66,8 @@ def test_the_same_start_is_predicted_exactly(concurrency: float) -> None:
         (replace(LENGTH, prefix_caching=False), 1.0),
     ],
 )
-def test_another_form_of_the_cache_is_reckoned(flags: EngineFlags, times: float) -> None:
-    """Its memory stays what it was."""
+def test_another_cache_format_is_converted(flags: EngineFlags, times: float) -> None:
+    """Its memory is unchanged."""
     low, high = tokens(judged(START, flags))
     assert low == high == pytest.approx(times * 819_200, rel=0.001)
 
@@ -89,14 +89,14 @@ def test_a_higher_utilization_enlarges_the_cache() -> None:
         replace(LENGTH, expert_parallel=True),
     ],
 )
-def test_what_changes_working_memory_is_an_estimate(flags: EngineFlags) -> None:
-    """No measurement covers it."""
+def test_changes_of_working_memory_are_an_estimate(flags: EngineFlags) -> None:
+    """No measurement covers them."""
     planned = judged(START, flags)
     assert planned.estimate.measured_at is None
 
 
-def test_another_split_is_an_estimate() -> None:
-    """But more replicas of a dense model are no other split, and those of a mixture are."""
+def test_another_layout_is_an_estimate() -> None:
+    """More replicas of a dense model are the same layout; those of a mixture are not."""
     assert judged(START, tp=4).estimate.measured_at is None
     assert judged(START, pp=2).estimate.measured_at is None
     assert judged(START, dp=4).estimate.measured_at == 5.0
@@ -105,7 +105,7 @@ def test_another_split_is_an_estimate() -> None:
 
 
 def test_an_unmodelled_model_repeats_its_capacity() -> None:
-    """And only that: how its cache grows with the length is not."""
+    """The growth of its cache with the length is unknown."""
     odd = {**models.LLAMA_8B, "architectures": ["OddForCausalLM"], "model_type": "odd"}
     planned = judged(START, config=odd)
     assert tokens(planned) == (819_200, 819_200)

@@ -1,4 +1,4 @@
-"""`secrets_in: memory`: no disk holds them, and a reboot takes them away."""
+"""`secrets_in: memory`: no disk stores secrets, and a reboot removes them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ PLACE = "/run/vlaunch-root"
 
 @pytest.fixture
 def memory(cluster: Cluster) -> Cluster:
-    """Nodes with such a place, and an inventory that asks for it."""
+    """Nodes with a folder in memory, and an inventory that requires it."""
     cluster.write(INVENTORY.replace("cluster: c\n", "cluster: c\nsecrets_in: memory\n"))
     for machine in cluster.world.machines.values():
         machine.memory = PLACE
     return cluster
 
 
-def test_secrets_lie_in_memory_and_nowhere_else(memory: Cluster) -> None:
-    """On every node, and the container does not start without them."""
+def test_secrets_are_only_in_memory(memory: Cluster) -> None:
+    """On every node, and containers do not start without them."""
     ran = memory.run("up")
 
     assert ran.code == 0, ran.err
     for machine in memory.world.machines.values():
-        assert machine.kept["HF_TOKEN"] == SECRET.encode()
-        assert set(machine.kept) == {*SECRET_NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
+        assert machine.memory_files["HF_TOKEN"] == SECRET.encode()
+        assert set(machine.memory_files) == {*SECRET_NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
         assert not any(name.startswith("secrets/") for name in machine.files)
     run = next(command for command in memory.world.changes if "run" in command.argv)
     mount = f"type=bind,source={PLACE}/c/secrets,target=/run/vlaunch/secrets,readonly"
@@ -35,7 +35,7 @@ def test_secrets_lie_in_memory_and_nowhere_else(memory: Cluster) -> None:
 
 
 def test_a_second_up_changes_nothing_and_keeps_the_token(memory: Cluster) -> None:
-    """The token is found where it lies."""
+    """It is read from memory."""
     memory.run("up")
     memory.world.changes.clear()
     ran = memory.run("up")
@@ -44,11 +44,9 @@ def test_a_second_up_changes_nothing_and_keeps_the_token(memory: Cluster) -> Non
 
 
 def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
-    """Even if the container runs again; the other node gets a certificate of the same new
-    authority.
-    """
+    """Even if the container runs again; other nodes get certificates of the same new authority."""
     memory.run("up")
-    memory.world.machines["gpu02"].kept.clear()
+    memory.world.machines["gpu02"].memory_files.clear()
     memory.world.changes.clear()
     ran = memory.run("up")
 
@@ -56,11 +54,15 @@ def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
     assert "gpu02: its secrets are gone: a reboot clears memory" in ran.err
     verbs = [verb for verb in memory.world.verbs() if verb.startswith("gpu01")]
     assert verbs == ["gpu01: extend", *(["gpu01: store"] * len(SECRET_NAMES))]
-    assert set(memory.world.machines["gpu02"].kept) == {*SECRET_NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
+    assert set(memory.world.machines["gpu02"].memory_files) == {
+        *SECRET_NAMES,
+        "HF_TOKEN",
+        "RAY_AUTH_TOKEN",
+    }
 
 
-def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memory: Cluster) -> None:
-    """With what to do."""
+def test_a_node_without_the_folder_is_rejected(memory: Cluster) -> None:
+    """Before any change, with a fix."""
     memory.world.machines["gpu02"].memory = ""
     ran = memory.run("up")
 
@@ -70,8 +72,8 @@ def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memor
 
 
 @pytest.mark.parametrize("to", ["disk", "memory"])
-def test_a_changed_mind_moves_them(memory: Cluster, to: str) -> None:
-    """Nothing stays where they lay; the cluster keeps its token."""
+def test_a_change_of_the_setting_moves_them(memory: Cluster, to: str) -> None:
+    """No old file stays; the cluster keeps its token."""
     texts = {
         "memory": INVENTORY.replace("cluster: c\n", "cluster: c\nsecrets_in: memory\n"),
         "disk": INVENTORY,
@@ -79,24 +81,26 @@ def test_a_changed_mind_moves_them(memory: Cluster, to: str) -> None:
     memory.write(texts["disk" if to == "memory" else "memory"])
     memory.run("up")
     machine = memory.world.machines["gpu01"]
-    before = machine.files.get("secrets/RAY_AUTH_TOKEN") or machine.kept["RAY_AUTH_TOKEN"]
+    before = machine.files.get("secrets/RAY_AUTH_TOKEN") or machine.memory_files["RAY_AUTH_TOKEN"]
     memory.write(texts[to])
     ran = memory.run("up")
 
     assert ran.code == 0, ran.err
     on_disk = {name for name in machine.files if name.startswith("secrets/")}
-    assert (set(machine.kept) == set()) is (to == "disk")
+    assert (set(machine.memory_files) == set()) is (to == "disk")
     assert (on_disk == set()) is (to == "memory")
-    assert (machine.files.get("secrets/RAY_AUTH_TOKEN") or machine.kept["RAY_AUTH_TOKEN"]) == before
+    assert (
+        machine.files.get("secrets/RAY_AUTH_TOKEN") or machine.memory_files["RAY_AUTH_TOKEN"]
+    ) == before
 
 
-def test_down_removes_them_and_looks_again(memory: Cluster) -> None:
+def test_down_removes_them_and_verifies(memory: Cluster) -> None:
     """On every node."""
     memory.run("up")
     ran = memory.run("down")
 
     assert ran.code == 0, ran.err
-    assert [machine.kept for machine in memory.world.machines.values()] == [{}, {}]
+    assert [machine.memory_files for machine in memory.world.machines.values()] == [{}, {}]
     assert [
         command.argv[4:] for command in memory.commands if command.argv[3:4] == ("forget",)
     ] == [(f"{PLACE}/c",)] * 2

@@ -17,7 +17,7 @@ H100 = ["--gpu", "H100", "--nvlink"]
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A model's configuration, of a mixture of experts."""
+    """The configuration of a mixture of experts."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(models.QWEN_235B))
     return path
@@ -45,9 +45,7 @@ def test_golden(cluster: Cluster, config: Path, name: str, code: int, args: list
 
 
 def test_json_has_every_field(cluster: Cluster, config: Path) -> None:
-    """For machines: the verdict, the split with its place, figures as ranges, reasons with their
-    sources, and at least three other ways.
-    """
+    """Verdict, layout, placement, ranges, reasons with sources, and three alternatives."""
     ran = cluster.run(*big(config, *H100, "--nodes", "2", "--concurrency", "8", "--json"))
     data = json.loads(ran.out)
     assert data["verdict"] == "fits"
@@ -69,7 +67,7 @@ def test_a_folder_is_a_model(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_nodes_are_queried(cluster: Cluster) -> None:
-    """Without a GPU that is named, the inventory's nodes say what they have, and the model."""
+    """Without a named GPU, the inventory's nodes report theirs, and the model."""
     for machine in cluster.world.machines.values():
         machine.config = models.LLAMA_8B
         machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
@@ -79,12 +77,12 @@ def test_nodes_are_queried(cluster: Cluster) -> None:
     assert not cluster.world.changes
 
 
-def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> None:
-    """The inventory gives the nodes, the flag the GPU model; no node is queried."""
+def test_offline_the_inventory_has_the_number_of_gpus(cluster: Cluster, config: Path) -> None:
+    """The flag has the GPU model; no node is queried."""
     ran = cluster.run(*big(config, "--no-nodes", "--gpu", "H100", "--context", "8K"))
     assert ran.code == 0, ran.err
     assert "gpu[01-02]: 8 × H100" in ran.out
-    assert cluster.asked == []
+    assert cluster.fleet_options == []
 
 
 @pytest.mark.parametrize(
@@ -99,8 +97,8 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
         (["plan", "--gpu", "H100"], "no model given"),
     ],
 )
-def test_what_is_missing_is_reported(cluster: Cluster, args: list[str], message: str) -> None:
-    """With what would help."""
+def test_missing_data_are_reported(cluster: Cluster, args: list[str], message: str) -> None:
+    """With a remedy."""
     ran = cluster.run(*args)
     assert ran.code == 2
     assert message in ran.err
@@ -118,10 +116,10 @@ def test_what_is_missing_is_reported(cluster: Cluster, args: list[str], message:
         ([*H100, "--", "--kv-cache-dtype", "odd"], "unknown KV cache dtype odd"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_requests_are_rejected(
     cluster: Cluster, config: Path, args: list[str], message: str
 ) -> None:
-    """Before anything is worked out."""
+    """Before any calculation."""
     ran = cluster.run(*big(config, *args))
     assert ran.code == 2
     assert message in ran.err
@@ -156,7 +154,7 @@ def test_hostile_files_are_a_single_error(
 
 
 def test_a_new_architecture_has_its_weights_judged(cluster: Cluster, tmp_path: Path) -> None:
-    """And nothing else is claimed of it."""
+    """Without further claims."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**models.LLAMA_8B, "architectures": ["NewForCausalLM"]}))
     args = ("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)

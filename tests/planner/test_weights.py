@@ -1,4 +1,4 @@
-"""Weights on each GPU, compared with the logs of real servers."""
+"""Weights per GPU, compared with logs of real servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import Known, known
+from benchmarks.plan import MeasuredCase, read_cases
 from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.versions import mxfp4_width
 from launcher.planner.weights import GIB, ParallelConfig, estimate_weight_bytes, stage_bytes
@@ -17,22 +17,22 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 _CASES = [
     case
     for name in ("cases.yaml", "collected.yaml", "unseen.yaml")
-    for case in known(FIXTURES / name)
+    for case in read_cases(FIXTURES / name)
     if case.model_gib and case.case.weights_gib
 ]
 
 
 def stage_gib(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
-    """Return GiB on a GPU of each stage."""
+    """Return the GiB per GPU of every stage."""
     model = parse_architecture(config)
     parallel = ParallelConfig(**{"stages": (len(model.layers) or 1,), **split})
     return [size / GIB for size in stage_bytes(model, int(gib * GIB), parallel)]
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
-def test_weights_are_those_that_were_printed(case: Known) -> None:
-    """Within 3 %, and where experts are padded for a kernel within 14 %."""
-    likely = case.case.estimated().stages[0].weights.likely
+def test_weights_match_printed_ones(case: MeasuredCase) -> None:
+    """Within 3 %, and within 14 % if a kernel pads experts."""
+    likely = case.case.estimate().stages[0].weights.likely
     allowed = 0.14 if case.model.quantization == "mxfp4" else 0.03
     assert likely == pytest.approx(case.model_gib, rel=allowed)
 
@@ -40,7 +40,7 @@ def test_weights_are_those_that_were_printed(case: Known) -> None:
 @pytest.mark.parametrize(
     ("gpu", "version", "gib"),
     [
-        ("A100 80GB", (0, 14), 65.97),  # as H100 without Triton's kernels printed it
+        ("A100 80GB", (0, 14), 65.97),  # printed by an H100 without Triton's kernels
         ("H100 80GB", (0, 10), 65.97),
         ("H100 80GB", (0, 14), 64.38),  # https://github.com/vllm-project/vllm/issues/33155
     ],
@@ -76,8 +76,8 @@ def test_weights_are_counted_by_their_precision(
     assert estimate_weight_bytes(model) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_single_gpu_holds_the_checkpoint() -> None:
-    """Without a split nothing is added or lost."""
+def test_a_single_gpu_has_the_whole_checkpoint() -> None:
+    """Without changes."""
     assert stage_gib(models.LLAMA_8B, 14.96) == [pytest.approx(14.96, rel=1e-3)]
 
 
@@ -88,7 +88,7 @@ def test_tp_divides_what_it_can() -> None:
 
 
 def test_the_first_stage_has_the_embedding_and_the_last_the_head() -> None:
-    """Tied embeddings are held twice, then."""
+    """Tied embeddings count twice, then."""
     first, middle, last = stage_gib(models.LLAMA_8B, 14.96, stages=(11, 11, 10))
     embedding = 128256 * 4096 * 2 / GIB
     layer = (14.96 - 2 * embedding) / 32
@@ -99,8 +99,8 @@ def test_the_first_stage_has_the_embedding_and_the_last_the_head() -> None:
     assert sum(stage_gib(tied, 14.0, stages=(16, 16))) == pytest.approx(14.0 + embedding, rel=1e-3)
 
 
-def test_experts_are_shared_by_all_ranks_that_attend_for_themselves() -> None:
-    """DP 8 with TP 1 holds a whole attention and an eighth of the experts."""
+def test_experts_are_shared_by_data_parallel_ranks() -> None:
+    """DP 8 with TP 1 has all of the attention and an eighth of the experts."""
     alone = stage_gib(models.QWEN_235B, 219.8)[0]
     shared = stage_gib(models.QWEN_235B, 219.8, dp=8, expert_parallel=True)[0]
     split = stage_gib(models.QWEN_235B, 219.8, tp=8, expert_parallel=True)[0]
@@ -121,12 +121,12 @@ def test_a_vision_tower_is_on_the_first_stage() -> None:
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
-def test_weights_can_be_counted(case: Known) -> None:
+def test_weights_can_be_counted(case: MeasuredCase) -> None:
     """Without a checkpoint, the shape gives its size within a fifth."""
     assert estimate_weight_bytes(case.model) / GIB == pytest.approx(case.case.weights_gib, rel=0.2)
 
 
-def test_what_is_not_modelled_is_divided_evenly() -> None:
-    """Its ranks get equal parts."""
+def test_unmodelled_weights_are_divided_evenly() -> None:
+    """Ranks get equal parts."""
     config = {"architectures": ["NewForCausalLM"]}
     assert stage_gib(config, 16.0, tp=4, stages=(0, 0)) == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""A made-up recipe, hardware and inventories for tests."""
+"""A sample recipe, hardware and inventories for tests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ FILE = Path(__file__).parents[1] / "fixtures" / "recipes" / "dense.yaml"
 
 
 def recipe() -> Recipe:
-    """The made-up recipe."""
+    """Return the sample recipe."""
     return library.read_recipe(FILE)
 
 
 def hardware(name: str, accelerator: str = "nvidia") -> Hardware:
-    """Hardware of the packaged recipes."""
+    """Return the packaged recipes' hardware."""
     return find_hardware(name, library.load_library().hardware_by_name(accelerator))
 
 
-def nodes(suffix: str = "", image: str = "vllm/vllm-openai:v0.32.0") -> Inventory:
-    """An inventory of two nodes with eight GPUs each."""
+def nodes(suffix: str = "", image: str = "vllm/vllm-openai:v0.33.0") -> Inventory:
+    """Return an inventory of two nodes with eight GPUs each."""
     text = (
         f"cluster: c\nimage: {image}\n{suffix}\nnodes:\n"
         "  - {host: 'n[01-02]', ip: '10.0.0.[1-2]', gpus: 8}\n"

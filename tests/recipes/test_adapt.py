@@ -1,4 +1,4 @@
-"""The part of a command that vlaunch passes on, and the reasons for the rest."""
+"""The parts of a command that vlaunch passes on, and the reasons for the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def adapted(
     "key", [key.rstrip("*") for key in vllm.RESERVED if key not in ("--api-key", "--hf-token")]
 )
 def test_every_reserved_option_is_dropped(key: str) -> None:
-    """With its value, and its key for the reason."""
+    """With its value; the reason names its key."""
     if key == "--model":  # it names the model
         return
     result = adapted(f"vllm serve m {key} 1 --max-model-len 8")
@@ -55,7 +55,7 @@ def test_every_reserved_option_is_dropped(key: str) -> None:
     "text", ["--tensor_parallel_size=16", "--tensor-par 16", "-tp=16", "-n2", "--ssl-keyfile k"]
 )
 def test_other_spellings_of_reserved_options(text: str) -> None:
-    """All that argparse takes for them."""
+    """All that argparse accepts."""
     result = adapted(f"vllm serve m {text}")
 
     assert result.args == ()
@@ -71,7 +71,7 @@ def test_load_balancing_needs_replicas() -> None:
 
 
 def test_other_arguments_win() -> None:
-    """Those of the inventory and after `--`, with a note where they differ."""
+    """The inventory's, and those after `--`, with a note if they differ."""
     text = "vllm serve m --max-model-len 8 --seed 1 --no-enable-prefix-caching"
     result = adapted(text, None, "--max_model_len=9", "--seed", "1", "--enable-prefix-caching")
 
@@ -99,7 +99,7 @@ def test_other_arguments_win() -> None:
     ],
 )
 def test_reserved_variables_are_dropped(name: str, source: str) -> None:
-    """With what vlaunch sets them from; others stay."""
+    """With their sources; others stay."""
     result = adapted(f"{name}=x VLLM_USE_V1=1 vllm serve m")
 
     assert result.env == {"VLLM_USE_V1": "1"}
@@ -130,7 +130,7 @@ def test_variables_of_the_inventory_win() -> None:
     ],
 )
 def test_secrets_need_a_source_in_the_inventory(text: str, name: str) -> None:
-    """And are neither shown nor passed on, with or without one."""
+    """In any case they are neither shown nor passed on."""
     with pytest.raises(RequestError) as raised:
         adapted(text)
     assert "is a secret" in raised.value.evidence
@@ -156,7 +156,7 @@ def test_secrets_need_a_source_in_the_inventory(text: str, name: str) -> None:
     ],
 )
 def test_unusable_arguments(text: str, evidence: str, hint: str) -> None:
-    """Secrets in unexpected places, and what a shell would replace."""
+    """Secrets in unexpected places, and shell expansions."""
     with pytest.raises(RequestError) as raised:
         adapted(text)
 
@@ -172,7 +172,7 @@ def test_a_dropped_option_may_have_a_shell_variable() -> None:
 
 
 def test_variables_that_ray_reads_early() -> None:
-    """Are refused with Ray only, with the lines for the inventory."""
+    """Rejected with Ray only, with lines for the inventory."""
     text = "LD_PRELOAD=/a.so OMP_NUM_THREADS=8 vllm serve m"
 
     assert adapted(text).env == {"LD_PRELOAD": "/a.so", "OMP_NUM_THREADS": "8"}
@@ -182,6 +182,15 @@ def test_variables_that_ray_reads_early() -> None:
         adapted(text, backend="ray")
     assert "before LD_PRELOAD and OMP_NUM_THREADS" in raised.value.evidence
     assert 'env:\n  LD_PRELOAD: "/a.so"\n  OMP_NUM_THREADS: "8"' in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "option", ["--enable-x", "--no-enable-x", "--disable-x", "--no-disable-x", "--disable_x"]
+)
+def test_an_option_has_several_forms(option: str) -> None:
+    """The last of them counts, as in vLLM's own parser."""
+    result = adapted("vllm serve m --enable-x", None, option)
+    assert result.args == (option,)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +214,13 @@ def test_the_version_of_an_image(version: str, image: str, notes: list[str]) -> 
 
 def test_an_old_image_and_a_named_one() -> None:
     """The hint has the recipe's image; another image alone is a note."""
-    command = VllmCommand(origin="the recipe r", model="m", version="0.33", image="acme/vllm:x")
+    command = VllmCommand(origin="the recipe r", model="m", version="0.34", image="acme/vllm:x")
     with pytest.raises(RequestError) as raised:
         adapt_command(command, case.nodes(), args=(), replicas=1, backend="mp")
-    assert "needs vLLM 0.33, but the cluster's image is vllm/vllm-openai" in raised.value.evidence
+    assert "needs vLLM 0.34, but the cluster's image is vllm/vllm-openai" in raised.value.evidence
     assert raised.value.hint == "set `image:` to acme/vllm:x, then run `vlaunch up`"
 
-    inventory = case.nodes(image="vllm/vllm-openai:v0.33.0")
+    inventory = case.nodes(image="vllm/vllm-openai:v0.34.0")
     result = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
     assert "names the image acme/vllm:x" in result.notes[0]
     latest = replace(command, image="vllm/vllm-openai:latest")

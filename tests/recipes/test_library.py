@@ -14,7 +14,6 @@ from launcher.recipes import library
 from launcher.recipes.adapt import adapt_command
 from launcher.recipes.library import find_hardware, match_hardware
 from launcher.recipes.merge import merge_recipe
-from launcher.recipes.schema import Recipe
 from launcher.tools.host import Gpu
 from tests.recipes import case
 
@@ -37,8 +36,8 @@ NVIDIA = library.load_library().hardware_by_name("nvidia")
         ("NVIDIA A100-SXM4-80GB", 8, None),
     ],
 )
-def test_names_of_drivers(gpu: str, count: int, name: str | None) -> None:
-    """The profile with so many GPUs, else the largest with fewer, else the smallest."""
+def test_profiles_of_hardware(gpu: str, count: int, name: str | None) -> None:
+    """With this number of GPUs, else the largest with fewer, else the smallest."""
     gpus = [Gpu(index=0, name=gpu, memory_total=80_000, memory_used=0, driver="580")]
     hardware = match_hardware(gpus, count, NVIDIA)
 
@@ -64,7 +63,7 @@ def test_unknown_names_of_hardware() -> None:
 
 
 def test_every_packaged_recipe_is_merged_on_all_its_hardware() -> None:
-    """Each gives a command without a problem, with every variant and feature, or its own reason."""
+    """It gives a valid command, with all variants and features, or its own reason."""
     packaged = library.load_library()
     inventory = case.nodes()
     count = 0
@@ -73,20 +72,23 @@ def test_every_packaged_recipe_is_merged_on_all_its_hardware() -> None:
         for hardware in packaged.hardware_by_name("nvidia").values():
             if hardware.is_excluded(recipe.meta.hardware):
                 continue
-            for variant in recipe.variants:
+            for variant, checkpoint in recipe.variants.items():
+                if hardware.name not in (checkpoint.supported_hardware or [hardware.name]):
+                    continue
                 command = merge_recipe(name, recipe, hardware, 16, variant=variant)
                 adapt_command(command, inventory, args=(), replicas=1, backend="mp")
                 count += 1
-    assert count > 4000
+    assert count > 5000
 
 
 def test_the_package_names_source_and_licence() -> None:
-    """And holds no guides, no strategies and no recipes of vLLM-Omni."""
+    """Without guides, strategies and recipes of vLLM-Omni."""
     packaged = library.load_library()
     notice = (DATA / "NOTICE").read_text()
     text = (DATA / "recipes.json").read_text()
 
-    assert packaged.source.partition(" at ")[2] in notice
+    assert packaged.source == f"vLLM {packaged.vllm}"
+    assert packaged.source in notice
     assert "Apache License" in (DATA / "LICENSE").read_text()
     assert len(packaged.recipes) > 140
     assert len(text) < 400_000
@@ -98,7 +100,7 @@ def test_the_package_names_source_and_licence() -> None:
 def test_a_shown_recipe_is_a_file_of_its_format(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that it can be edited and served."""
+    """It can be edited and served."""
     assert run_command(["recipes", "show", name]) == 0
     path = tmp_path / "mine.yaml"
     path.write_text(capsys.readouterr().out)
@@ -107,7 +109,7 @@ def test_a_shown_recipe_is_a_file_of_its_format(
 
 
 def test_unknown_names() -> None:
-    """The nearest is named."""
+    """The nearest one is suggested."""
     with pytest.raises(RequestError, match=r"did you mean `openai/gpt-oss-120b`\?") as raised:
         library.load_library().load_recipe("openai/gpt-oss-12b")
     assert raised.value.hint == "list similar recipes: `vlaunch recipes list gpt-oss-12b`"
@@ -139,35 +141,37 @@ def test_every_mistake_has_its_line(tmp_path: Path, text: str, evidence: list[st
 
 def test_a_missing_file() -> None:
     """Is no mistake in YAML."""
-    with pytest.raises(RequestError, match=r"none\.yaml cannot be read: no such file"):
+    with pytest.raises(RequestError, match=r"none\.yaml cannot be used") as caught:
         library.load_library().load_recipe("none.yaml")
+    assert caught.value.evidence == "no such file or directory"
 
 
 def test_writing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a checkout: NVIDIA, AMD and CPUs, without recipes for vLLM-Omni."""
-    checkout, data = tmp_path / "checkout", tmp_path / "data"
-    (checkout / "models" / "acme").mkdir(parents=True)
-    data.mkdir()
-    (checkout / "models/acme/Dense-8B.yaml").write_text(case.FILE.read_text())
-    omni = "meta: {tasks: [omni]}\nmodel: {model_id: acme/Sound}\n"
-    (checkout / "models/acme/Sound.yaml").write_text(omni)
-    (checkout / "LICENSE").write_text("Apache")
-    profile = "generation: x, gpu_count: 2, vram_gb: 4, display_name: X"
-    (checkout / "taxonomy.yaml").write_text(
+    """From vLLM's sources, for NVIDIA, AMD and CPUs, without recipes that cannot run."""
+    source, profiles, data = (tmp_path / name for name in ("vllm", "profiles", "data"))
+    folder = source / "recipes" / "models" / "acme"
+    for path in (folder, profiles, data):
+        path.mkdir(parents=True)
+    (source / "PKG-INFO").write_text("Name: vllm\nVersion: 0.40.0\n")
+    (folder / "Dense-8B.yaml").write_text(case.FILE.read_text())
+    (folder / "Sound.yaml").write_text("meta: {tasks: [omni]}\nmodel: {model_id: acme/Sound}\n")
+    profile = "gpu_count: 8, vram_gb: 640, display_name: X"
+    (profiles / "taxonomy.yaml").write_text(
         "hardware_profiles:\n"
-        f"  big: {{brand: NVIDIA, {profile}}}\n  tpu: {{brand: Google, {profile}}}\n"
+        f"  big: {{brand: NVIDIA, generation: x, {profile}}}\n"
+        f"  tpu: {{brand: Google, generation: tpu, {profile}}}\n"
     )
-    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git = ["git", "-C", str(profiles), "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *arguments], check=True)
     monkeypatch.setattr(package_recipes, "DATA", data)
     monkeypatch.setattr(library, "_DATA", data / "recipes.json")
 
-    package_recipes.main(checkout)
+    package_recipes.main(source, profiles)
 
-    packaged = library.load_library()
+    packaged = library.load_packaged()
+    assert (packaged.source, packaged.vllm) == ("vLLM 0.40.0", "0.40.0")
     assert list(packaged.recipes) == ["acme/Dense-8B"]
     assert packaged.load_recipe("acme/Dense-8B") == case.recipe()
-    assert isinstance(packaged.load_recipe("acme/Dense-8B"), Recipe)
     assert list(packaged.hardware_by_name("nvidia")) == ["big"]
-    assert packaged.source.partition(" at ")[2] in (data / "NOTICE").read_text()
+    assert "vLLM 0.40.0" in (data / "NOTICE").read_text()

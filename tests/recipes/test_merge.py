@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from launcher.core.errors import RequestError
 from launcher.recipes.library import Hardware
 from launcher.recipes.merge import merge_recipe, version_numbers
+from launcher.recipes.schema import Recipe
 from launcher.recipes.vllm_command import VllmCommand
 from tests.recipes import case
 
@@ -16,18 +18,18 @@ UNKNOWN = Hardware(accelerator="nvidia")
 def merged(
     on: str | Hardware, variant: str | None = None, gpus: int = 8, **features: str
 ) -> VllmCommand:
-    """Merge the made-up recipe."""
+    """Merge the sample recipe."""
     hardware = case.hardware(on) if isinstance(on, str) else on
     return merge_recipe("acme", case.recipe(), hardware, gpus, variant=variant, features=features)
 
 
 def args(command: VllmCommand) -> list[str]:
-    """The options of a command."""
+    """Return a command's options."""
     return [option.text for option in command.options]
 
 
 def test_base_arguments_on_unknown_hardware() -> None:
-    """The base, the brand's overrides, and the features that are on; strategies are not read."""
+    """The base, the vendor's overrides, and default features, without strategies."""
     command = merged(UNKNOWN)
 
     assert command.model == "acme/Dense-8B"
@@ -93,7 +95,7 @@ def test_a_chosen_variant_is_served_although_it_does_not_fit() -> None:
 
 
 def test_features() -> None:
-    """Turned on with a mode, turned off, replaced on some hardware, or on by default."""
+    """Enabled with a mode, disabled, replaced on some hardware, or on by default."""
     assert args(merged("h100", spec_decoding=""))[-1].endswith("""'{"method":"mtp"}'""")
     assert args(merged("h100", spec_decoding="eagle"))[-1].endswith("""'{"method":"eagle"}'""")
     assert "--enable-auto-tool-choice" not in args(merged("h100", tool_calling="off"))
@@ -123,7 +125,7 @@ def test_features() -> None:
 def test_errors(
     on: str, variant: str | None, features: dict[str, str], message: str, hint: str
 ) -> None:
-    """Each names what exists."""
+    """They list the existing names."""
     with pytest.raises(RequestError) as raised:
         merged(on, variant, 1 if on == "rtx_5090" else 8, **features)
 
@@ -139,6 +141,65 @@ def test_unsupported_hardware() -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    """Not as text."""
+    """`0.10` is newer than `0.9`."""
     assert version_numbers("v0.9.1") < version_numbers("0.10") < version_numbers("0.10.1rc2")
     assert version_numbers("nightly") == ()
+
+
+def merge_text(text: str, on: str = "h100", **features: str) -> VllmCommand:
+    """Merge the recipe in a text on eight GPUs."""
+    recipe = Recipe.model_validate(yaml.safe_load(text))
+    return merge_recipe("acme/M", recipe, case.hardware(on), 8, features=features)
+
+
+def test_variables_of_features() -> None:
+    """They come with the arguments, and only while the feature is on."""
+    text = (
+        "model: {model_id: acme/M, base_env: {ACME: base, OTHER: base}}\n"
+        "features: {long: {args: [--long], env: {ACME: long}}}\n"
+        "opt_in_features: [long]\n"
+    )
+
+    assert merge_text(text).env == {"ACME": "base", "OTHER": "base"}
+    assert merge_text(text, long="").env == {"ACME": "long", "OTHER": "base"}
+
+
+def test_memory_on_one_kind_of_hardware() -> None:
+    """Hardware with memory beside its GPUs' may need less of that."""
+    text = (
+        "model: {model_id: acme/M}\n"
+        "variants: {default: {vram_minimum_gb: 900,"
+        " hardware_overrides: {h200: {vram_minimum_gb: 300}}}}\n"
+    )
+
+    assert "variant default on h200 (needs 300 GB)" in merge_text(text, "h200").notes[0]
+    with pytest.raises(RequestError, match="no variant"):
+        merge_text(text, "h100")
+
+
+def test_dependencies_of_one_brand() -> None:
+    """Those of another brand are no concern."""
+    text = (
+        "model: {model_id: acme/M}\n"
+        "dependencies: [{command: pip a, brand: NVIDIA}, {command: pip b, brand: AMD}]\n"
+    )
+    notes = "\n".join(merge_text(text).notes)
+
+    assert "the packages of: pip a" in notes
+    assert "pip b" not in notes
+
+
+def test_rust_front_end() -> None:
+    """A recipe that prefers it says so; vLLM's default stays."""
+    command = merge_text("model: {model_id: acme/M, default_frontend: rust}\n")
+
+    assert "VLLM_USE_RUST_FRONTEND" in command.notes[-1]
+    assert command.env == {}
+
+
+@pytest.mark.parametrize(
+    "image", ["acme/x:1", "{nvidia: acme/x:1}", "{nvidia: {cu130: acme/x:1}}", "{cu130: acme/x:1}"]
+)
+def test_forms_of_an_image(image: str) -> None:
+    """One for NVIDIA, or one per brand, optionally by CUDA version."""
+    assert merge_text(f"model: {{model_id: acme/M, docker_image: {image}}}\n").image == "acme/x:1"

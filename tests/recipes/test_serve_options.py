@@ -29,13 +29,13 @@ NCCL_SOCKET_IFNAME=eth9 VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B --host 127.0.0.1
 
 
 def serve(*arguments: str, inventory: str = "h100-infiniband") -> int:
-    """Dry-run on the cluster of a sample inventory."""
+    """Dry-run `serve` on the cluster of a sample inventory."""
     path = str(ROOT / "inventory" / f"{inventory}.yaml")
     return run_command(["serve", "-i", path, "--dry-run", "--offline", *arguments])
 
 
 def started_server(script: str) -> dict[str, Any]:
-    """Return the server that a script starts."""
+    """Return the server in a script."""
     (line,) = [line for line in script.splitlines() if '"processes"' in line]
     encoded = shlex.split(line.replace('"$(date +%s)"', "0"))[2]
     server: dict[str, Any] = json.loads(encoded)
@@ -43,7 +43,7 @@ def started_server(script: str) -> dict[str, Any]:
 
 
 def summarize(script: str) -> str:
-    """Return the notes of a script and, for each process, its own variables and its command."""
+    """Return a script's notes and, per process, its own variables and its command."""
     lines = re.findall(r"^# note: .*", script, re.MULTILINE)
     server = started_server(script)
     for process in server["processes"]:
@@ -74,7 +74,7 @@ def summarize(script: str) -> str:
 def test_recipes(
     name: str, inventory: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command that is started, and the notes."""
+    """The resulting command, and the notes."""
     assert serve("--recipe", *arguments, inventory=inventory) == 0
     golden.check(GOLDEN / f"recipe-{name}.txt", summarize(capsys.readouterr().out))
 
@@ -83,14 +83,14 @@ def test_recipes(
 def test_a_pasted_command(
     stdin: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Conflicting options are dropped, with what is used instead."""
+    """Conflicting options are dropped, with their replacements."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(PASTED))
 
     assert serve("--command", "-" if stdin else PASTED) == 0
     golden.check(GOLDEN / "recipe-pasted.txt", summarize(capsys.readouterr().out))
 
 
-def test_flags_choose_what_the_command_may_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_replace_dropped_options(capsys: pytest.CaptureFixture[str]) -> None:
     """The model, the sizes, the address, and arguments after `--`."""
     arguments = [
         "--model",
@@ -150,10 +150,10 @@ def test_a_part_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--command", "vllm serve m --api-key k"], "add `secrets: {VLLM_API_KEY:"),
     ],
 )
-def test_wrong_requests(
+def test_invalid_requests(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Are refused before a node is contacted."""
+    """Rejected before any contact with a node."""
     assert serve(*arguments) == 2
     assert text in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_nodes_report_the_hardware(up: Cluster) -> None:
 
 
 def test_the_plan_may_choose_the_sizes(up: Cluster) -> None:
-    """Of a pasted command as of any server; the note does not name others."""
+    """As for any server; the note does not name others."""
     for machine in up.world.machines.values():
         machine.config = models.LLAMA_8B
         machine.model = {"model.safetensors": 16_060_556_376, "config.json": 700}
@@ -207,19 +207,19 @@ def test_the_plan_may_choose_the_sizes(up: Cluster) -> None:
 def test_a_list_is_filtered(
     terms: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By all words, in any part of a recipe."""
+    """By all terms, in any part of a recipe."""
     assert run_command(["recipes", "list", "--json", *terms]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == names
     assert run_command(["recipes", "list", *terms]) == 0
     ran = capsys.readouterr()
     assert [line.split()[0] for line in ran.out.splitlines()] == names
-    assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
+    assert f"{len(names)} of 187 recipes from vLLM 0.33.0" in ran.err
 
 
 def test_recipes_with_the_term_in_their_name_come_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Others have it in an argument, such as the name of a parser."""
+    """Before those with the term in an argument, such as the name of a parser."""
     assert run_command(["recipes", "list", "--json", "qwen"]) == 0
     named = ["qwen" in name.lower() for name in json.loads(capsys.readouterr().out)["recipes"]]
 
@@ -230,14 +230,14 @@ def test_recipes_with_the_term_in_their_name_come_first(
 def test_a_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """A packaged one with its source, a file by its name."""
     assert run_command(["recipes", "show", "openai/gpt-oss-20b"]) == 0
-    assert capsys.readouterr().out.startswith("# https://github.com/vllm-project/recipes at ")
+    assert capsys.readouterr().out.startswith("# vLLM 0.33.0\n")
     assert run_command(["recipes", "show", str(case.FILE)]) == 0
     assert capsys.readouterr().out.startswith(f"# {case.FILE}\nmeta:\n  title: Dense 8B\n")
     assert run_command(["recipes", "show", "none"]) == 2
 
 
 def test_names_are_completed() -> None:
-    """As the shell asks for them."""
+    """As called by a shell."""
     context, parameter = click.Context(click.Command("x")), click.Argument(["name"])
     completions = serve_options.complete_recipes(context, parameter, "OPENAI/g")
 

@@ -1,4 +1,4 @@
-"""Reading pasted command lines."""
+"""Parser of pasted command lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_forms(text: str) -> None:
 
 
 def test_docker() -> None:
-    """Its variables and image are used; its other options are ignored, with a note."""
+    """Its variables and image are used; other options are ignored, with a note."""
     command = parse_pasted(
         "docker run -itd --rm --gpus all -v/a:/b -v c:/d --ipc=host -p 8000:8000 -e A=b"
         " --env-file file --env C=d -eE=f -e G --name x vllm/vllm-openai:v0.11.0 a/b --x -1"
@@ -82,8 +82,8 @@ def test_docker() -> None:
         ("docker run --rm", "has no image"),
     ],
 )
-def test_other_text_is_refused(text: str, why: str) -> None:
-    """With the reason and the form that is read."""
+def test_other_text_is_rejected(text: str, why: str) -> None:
+    """With the reason and the supported form."""
     with pytest.raises(RequestError) as raised:
         parse_pasted(text)
 

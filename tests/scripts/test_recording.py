@@ -5,7 +5,7 @@ from __future__ import annotations
 from scripts import recording
 
 LOG = """\
-.venv/bin/vlaunch check /x/inventory.yaml
+.venv/bin/vlaunch check -i /x/inventory.yaml
 == Connect
   PASS  ssh
 57 checks: 57 passed
@@ -19,9 +19,9 @@ not of vlaunch
 
 def test_each_command_has_its_own_output() -> None:
     """Commands over several lines are one; other programs end a command's output."""
-    assert list(recording.commands(LOG)) == [
+    assert list(recording.parse_commands(LOG)) == [
         (
-            "vlaunch check /x/inventory.yaml",
+            "vlaunch check -i /x/inventory.yaml",
             "check",
             ["== Connect", "  PASS  ssh", "57 checks: 57 passed"],
         ),
@@ -31,7 +31,7 @@ def test_each_command_has_its_own_output() -> None:
 
 def test_the_picture_has_ends_of_outputs_and_loads_nothing() -> None:
     """Lines that are left out are marked."""
-    picture = recording.drawn(LOG)
+    picture = recording.render_svg(LOG)
 
     assert "passed" in picture
     assert "…" in picture

@@ -59,7 +59,7 @@ class Machine:
     def fake(self) -> Path:
         return self.root / "fake"
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run the script."""
         environment = {
             **os.environ,
@@ -67,7 +67,7 @@ class Machine:
             "FAKE": str(self.fake),
         }
         return subprocess.run(
-            ["bash", str(_SCRIPT), *words],
+            ["bash", str(_SCRIPT), *argv],
             cwd=self.root,
             env=environment,
             capture_output=True,
@@ -89,9 +89,9 @@ class Machine:
         ]
         return [call for call in calls if call[: len(start)] == list(start)]
 
-    def started(self, *words: str) -> list[str]:
+    def started(self, *argv: str) -> list[str]:
         """Run the script, which must succeed; return its `docker run`."""
-        ran = self.run(*words)
+        ran = self.run(*argv)
         assert ran.returncode == 0, ran.stderr
         (call,) = self.calls("run", "--detach")
         return call
@@ -149,14 +149,14 @@ def test_a_worker(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("-e", "VLLM_HOST_IP=10.0.1.11"), ("--env=VLLM_HOST_IP=10.0.1.11",)]
+    "argv", [("-e", "VLLM_HOST_IP=10.0.1.11"), ("--env=VLLM_HOST_IP=10.0.1.11",)]
 )
 def test_vllm_host_ip_selects_address_and_interface(
-    machine: Machine, words: tuple[str, ...]
+    machine: Machine, argv: tuple[str, ...]
 ) -> None:
     """As with vLLM's own script."""
     (machine.fake / "nodes").write_text("10.0.0.20 10.0.1.11\n")
-    call = machine.started(*_WORKER, *words)
+    call = machine.started(*_WORKER, *argv)
 
     assert {"VLLM_HOST_IP=10.0.1.11", "GLOO_SOCKET_IFNAME=ib0"} <= set(call)
     assert _values(call, "--node-ip-address") == ["10.0.1.11"]
@@ -192,10 +192,10 @@ def test_rdma(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _values(call, "--ulimit") == ["memlock=-1", "stack=67108864"]
 
 
-@pytest.mark.parametrize("word", ["--gpus=2", "--device=nvidia.com/gpu=all"])
-def test_chosen_gpus_replace_all(machine: Machine, word: str) -> None:
+@pytest.mark.parametrize("option", ["--gpus=2", "--device=nvidia.com/gpu=all"])
+def test_chosen_gpus_replace_all(machine: Machine, option: str) -> None:
     """Docker would add two `--gpus` up."""
-    assert "all" not in _values(machine.started(*_HEAD, word), "--gpus")
+    assert "all" not in _values(machine.started(*_HEAD, option), "--gpus")
 
 
 def test_other_accelerators(machine: Machine) -> None:
@@ -245,7 +245,7 @@ def test_the_next_command_reads_the_api_key_from_its_file(machine: Machine) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         ((), "got 0 arguments"),
         (_HEAD[:3], "got 3 arguments"),
@@ -270,9 +270,9 @@ def test_the_next_command_reads_the_api_key_from_its_file(machine: Machine) -> N
         ((*_HEAD, "-e", "VLLM_HOST_IP=10.0.1.11"), "differs from HEAD_IP"),
     ],
 )
-def test_invalid_arguments(machine: Machine, words: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments(machine: Machine, argv: tuple[str, ...], message: str) -> None:
     """Exit code 2, the reason and a hint; no container is started and no value is repeated."""
-    ran = machine.run(*words)
+    ran = machine.run(*argv)
 
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
@@ -282,7 +282,7 @@ def test_invalid_arguments(machine: Machine, words: tuple[str, ...], message: st
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "evidence"),
+    ("argv", "message", "evidence"),
     [
         (("IMAGE", "10.9.9.9", "--worker", "."), "no route to HEAD_IP 10.9.9.9", "unreachable"),
         (("IMAGE", "10.0.0.20", "--head", "."), "is not an address of this machine", "eth1"),
@@ -291,10 +291,10 @@ def test_invalid_arguments(machine: Machine, words: tuple[str, ...], message: st
     ],
 )
 def test_addresses_of_other_machines(
-    machine: Machine, words: tuple[str, ...], message: str, evidence: str
+    machine: Machine, argv: tuple[str, ...], message: str, evidence: str
 ) -> None:
     """The evidence is what the machine says about its network."""
-    ran = machine.run(*words)
+    ran = machine.run(*argv)
 
     assert ran.returncode in (1, 2)
     assert message in ran.stderr

@@ -1,4 +1,4 @@
-"""`vlaunch chat`: its queries, their nodes, and the output."""
+"""`vlaunch chat`: queries, nodes and output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.command_line import Cluster
 
 @pytest.fixture
 def serving(cluster: Cluster) -> Cluster:
-    """A cluster that serves a model, which answers in two pieces."""
+    """A cluster with a model that answers in two chunks."""
     assert cluster.run("up").code == 0
     supervision.store_server(cluster.world, supervision.make_spec())
     cluster.server_log = ['{"text": "Hel"}', '{"text": "lo"}']
@@ -22,15 +22,25 @@ def serving(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_the_models_text_and_nothing_else(serving: Cluster) -> None:
-    """As they come; what was complained about is kept for errors."""
+def test_only_the_models_text_is_printed(serving: Cluster) -> None:
+    """As it arrives; complaints appear only in errors."""
     ran = serving.run("chat", "hi")
 
     assert (ran.code, ran.out, ran.err) == (0, "Hello\n", "")
 
 
-def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -> None:
-    """Its end tells the head to cancel the request, so that the GPUs stop."""
+def test_a_server_that_another_version_wrote(up: Cluster) -> None:
+    """It is not used, and does not count as stopped."""
+    row = {"name": "chat", "desired": {"version": 99}, "observed": None, "age": 1.0}
+    up.world.responses["servers"] = supervision.head_report(row)
+    ran = up.run("chat", "hi")
+
+    assert ran.code == 2
+    assert "error: server `chat`: its files are damaged, or of another version" in ran.err
+
+
+def test_the_messages_are_sent_on_an_open_input(serving: Cluster) -> None:
+    """Its end makes the head cancel the request, so that the GPUs stop."""
     serving.run("chat", "two\nlines")
     (command,) = serving.followed
 
@@ -43,10 +53,8 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
     assert "--interactive" in command.argv
 
 
-def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) -> None:
-    """With several servers it is chosen by name; the query runs in that node's container, at its
-    port.
-    """
+def test_the_server_is_queried_on_its_apis_node(serving: Cluster) -> None:
+    """Of several servers the named one, in that node's container, at its port."""
     supervision.store_server(
         serving.world,
         supervision.make_spec("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12"),
@@ -63,11 +71,11 @@ def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) ->
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "2 servers run: `default`, `embed`"),
-        (["--server", "x"], "no server `x` runs\n  running: `default`, `embed`"),
+        ([], "2 servers are running: `default`, `embed`"),
+        (["--server", "x"], "no server `x` is running\n  running: `default`, `embed`"),
     ],
 )
-def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: str) -> None:
+def test_an_ambiguous_server(serving: Cluster, args: list[str], message: str) -> None:
     """No query is sent."""
     supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     ran = serving.run("chat", *args, "hi")
@@ -84,13 +92,13 @@ def test_without_a_server_chat_fails(cluster: Cluster) -> None:
 
     assert (ran.code, cluster.followed) == (2, [])
     assert (
-        "no server runs on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`"
+        "no server is running on this cluster\n\nhint: start one: `vlaunch serve --model MODEL`"
         in ran.err
     )
 
 
-def test_a_server_on_a_node_that_is_down(serving: Cluster) -> None:
-    """It is connected to when it is known to be needed."""
+def test_a_server_on_an_unreachable_node(serving: Cluster) -> None:
+    """The node is contacted only if it is needed."""
     supervision.store_server(serving.world, supervision.make_spec(node="gpu02"))
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     ran = serving.run("chat", "hi")
@@ -108,7 +116,7 @@ def test_a_server_on_a_node_that_is_down(serving: Cluster) -> None:
         ([], "gpu02", "gpu01"),
     ],
 )
-def test_of_several_endpoints_the_first_that_lives_is_queried(
+def test_the_first_reachable_endpoint_is_queried(
     serving: Cluster, healthy: list[str], down: str, queried: str
 ) -> None:
     """An unreachable endpoint does not block the others."""
@@ -130,7 +138,7 @@ def test_of_several_endpoints_the_first_that_lives_is_queried(
 
 
 def test_only_the_head_is_needed(serving: Cluster) -> None:
-    """A worker that is down cannot keep anybody from asking what still answers."""
+    """An unreachable worker does not block a query."""
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
 
     assert serving.run("chat", "hi").out == "Hello\n"
@@ -141,9 +149,9 @@ REFUSED = {"status": 404, "error": "Not Found", "task": "embedding", "model": "s
 
 
 @pytest.mark.parametrize("task", ["", "embedding"])
-def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: str) -> None:
-    """With the line to copy: the address, the name it is served under, and no key, for none is
-    needed. Nothing of it is on standard output.
+def test_a_model_without_chat_has_a_curl_hint(serving: Cluster, task: str) -> None:
+    """With its address and served name, and without a key if none is needed. Standard output stays
+    empty.
     """
     supervision.store_server(serving.world, supervision.make_spec(), task=task)
     serving.server_log = [json.dumps(REFUSED)]
@@ -158,7 +166,7 @@ def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: s
 
 
 def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
-    """The line alone would ask this machine."""
+    """The command alone would query this machine."""
     supervision.store_server(serving.world, supervision.make_spec(host="127.0.0.1"), task="rerank")
     serving.server_log = [json.dumps({**REFUSED, "task": "rerank"})]
     ran = serving.run("chat", "hi")
@@ -167,7 +175,7 @@ def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
     assert "hint: run `vlaunch tunnel` first" in ran.err
 
 
-def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
+def test_a_model_of_an_unknown_task(serving: Cluster) -> None:
     """The hint has no curl line that could not work."""
     serving.server_log = [json.dumps({**REFUSED, "task": "health"})]
     ran = serving.run("chat", "hi")
@@ -178,8 +186,8 @@ def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
 
 
 @pytest.mark.parametrize("task", ["", "chat", "poetry", 7, None])
-def test_another_refusal_is_reported_as_it_is(serving: Cluster, task: object) -> None:
-    """With its status."""
+def test_other_refusals_are_reported_unchanged(serving: Cluster, task: object) -> None:
+    """With their status."""
     serving.server_log = [json.dumps({"status": 400, "error": "too long", "task": task})]
     ran = serving.run("chat", "hi")
 

@@ -1,4 +1,4 @@
-"""Several endpoints of one server: where they are, and how each is."""
+"""Several endpoints of one server: addresses and states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDPOINT = "http://10.0.0.11:8000/v1"
 
 
 def apart(*replicas: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
-    """Return a server with an API on each node, behind which are so many replicas."""
+    """Return a server with an API per node and this many replicas behind them."""
     processes = tuple(
         ProcessSpec(node=node, argv=("vllm", "serve"), replicas=size)
         for node, size in zip(nodes, replicas, strict=True)
@@ -45,7 +45,7 @@ PAIR = apart((0, 1), (1, 1))
 
 
 def test_every_node_has_an_endpoint(world: World) -> None:
-    """A node that the inventory has no more has none."""
+    """Except for nodes that have left the inventory."""
     listed = endpoints.list_endpoints(world.inventory, apart((0, 2), (2, 1)))
     assert [(endpoint.node, endpoint.url) for endpoint in listed] == [
         ("gpu01", "http://10.0.0.11:8000/v1"),
@@ -65,7 +65,7 @@ LATE = EndpointHealth(verdict="busy", reason="canary: no completion after 9 s")
 def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
     """It has the duration of its last answer; node names replace addresses."""
     judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
-    server = serve(world, supervision.make_record(verdict="busy", endpoints=judged), wanted=PAIR)
+    server = serve(world, supervision.make_record(verdict="busy", endpoints=judged), spec=PAIR)
 
     assert [
         (endpoint.node, endpoint.state, endpoint.detail, endpoint.seconds)
@@ -88,16 +88,16 @@ def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
 def test_an_endpoint_without_a_verdict_has_the_servers_state(
     world: World, how: dict[str, Any], state: str
 ) -> None:
-    """An unknown word of another version is no verdict."""
-    server = serve(world, supervision.make_record(**how), wanted=PAIR)
+    """An unknown verdict of another version does not count."""
+    server = serve(world, supervision.make_record(**how), spec=PAIR)
 
     assert [endpoint.state for endpoint in server.endpoints] == [state] * 2
 
 
 def test_an_outdated_record_is_unknown(world: World) -> None:
-    """Of no endpoint, whatever it saw before."""
+    """For all endpoints, whatever its verdicts."""
     how = supervision.make_record(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
-    server = serve(world, how, wanted=PAIR, agent=99.0)
+    server = serve(world, how, spec=PAIR, agent=99.0)
 
     assert (server.state, server.detail) == (
         "unknown",
@@ -106,12 +106,12 @@ def test_an_outdated_record_is_unknown(world: World) -> None:
     assert [endpoint.state for endpoint in server.endpoints] == ["unknown"] * 2
 
 
-def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
+def test_capacities_of_endpoints_are_summed(world: World) -> None:
     """The sum is unknown if one of them does not report its capacity."""
     labels = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
     both = {"gpu01": labels, "gpu02": labels}
     server = serve(
-        world, supervision.make_record(held=both, first_answer={"model": "m"}), wanted=PAIR
+        world, supervision.make_record(held=both, first_answer={"model": "m"}), spec=PAIR
     )
 
     assert (server.kv_tokens, server.concurrency) == (2000, 5.0)
@@ -127,8 +127,8 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
         ("fd00::1", "http://[fd00::1]:8000/v1"),
     ],
 )
-def test_where_clients_go(bind: str, url: str) -> None:
-    """The URL has the head's address between the nodes, or the bound one."""
+def test_urls_for_clients(bind: str, url: str) -> None:
+    """The head's address in the nodes' network, or the bound one."""
     assert endpoints.endpoint_url(INVENTORY, bind, 8000) == url
     assert endpoints.endpoint_url(INVENTORY, bind, 8000, "n2") == url.replace(
         "10.0.0.1", "10.0.0.2"
@@ -145,11 +145,11 @@ def test_where_clients_go(bind: str, url: str) -> None:
         (POOLING, "/pooling", {"input": "Say hello."}),
     ],
 )
-def test_the_line_asks_for_what_the_model_does(
+def test_the_example_request_fits_the_models_task(
     task: ModelTask, url: str, body: dict[str, object]
 ) -> None:
-    """At the address that `serve` prints, with a body that a shell leaves as it is."""
-    argv = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model", key=False))
+    """At the address that `serve` prints, with shell-safe JSON."""
+    argv = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model"))
 
     assert argv[:4] == [
         "curl",
@@ -163,15 +163,15 @@ def test_the_line_asks_for_what_the_model_does(
 
 
 def test_a_key_is_a_variable() -> None:
-    """A copied line contains no secret."""
-    line = endpoints.curl_line(ENDPOINT, EMBEDDING, "m", key=True)
+    """A copied command contains no secret."""
+    line = endpoints.curl_line(ENDPOINT, EMBEDDING, "m", key="VLLM_API_KEY")
 
     assert ' -H "Authorization: Bearer $VLLM_API_KEY" ' in line
 
 
 def test_a_transcription_sends_a_file() -> None:
     """As a form."""
-    line = endpoints.curl_line(ENDPOINT, TRANSCRIPTION, "m", key=False)
+    line = endpoints.curl_line(ENDPOINT, TRANSCRIPTION, "m")
 
     assert (
         line == "curl http://10.0.0.11:8000/v1/audio/transcriptions -F model=m -F file=@speech.wav"
@@ -179,7 +179,5 @@ def test_a_transcription_sends_a_file() -> None:
 
 
 def test_a_model_without_requests() -> None:
-    """Tells how it is."""
-    assert (
-        endpoints.curl_line(ENDPOINT, HEALTH, "m", key=False) == "curl http://10.0.0.11:8000/health"
-    )
+    """Its state is shown."""
+    assert endpoints.curl_line(ENDPOINT, HEALTH, "m") == "curl http://10.0.0.11:8000/health"

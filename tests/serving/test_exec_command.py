@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from launcher.core.domain import Answer
@@ -14,7 +16,7 @@ LOST = "Error response from daemon: No such container: {}\n"
 
 @pytest.fixture
 def containers(cluster: Cluster) -> dict[str, Answer]:
-    """Answers of the existing containers; Docker knows no other."""
+    """Answers of the existing containers; Docker knows no others."""
     answers: dict[str, Answer] = {}
 
     def answer(command: Command) -> Answer:
@@ -26,8 +28,8 @@ def containers(cluster: Cluster) -> dict[str, Answer]:
 
 
 @pytest.fixture
-def say(cluster: Cluster) -> dict[str, Answer]:
-    """Answers of nodes from now on; a node without an entry succeeds without output."""
+def node_answers(cluster: Cluster) -> dict[str, Answer]:
+    """Set nodes' answers; a node without one succeeds without output."""
     answers: dict[str, Answer] = {}
 
     def answer(command: Command) -> Answer:
@@ -37,21 +39,21 @@ def say(cluster: Cluster) -> dict[str, Answer]:
     return answers
 
 
-def test_equal_answers_are_shown_once(cluster: Cluster, say: dict[str, Answer]) -> None:
-    """Folded; each line with where it comes from."""
+def test_equal_answers_are_shown_once(cluster: Cluster, node_answers: dict[str, Answer]) -> None:
+    """With the folded nodes on every line."""
     for name in ("gpu01", "gpu02"):
-        say[name] = Answer(node=name, code=0, out="one\ntwo\n")
+        node_answers[name] = Answer(node=name, code=0, out="one\ntwo\n")
     ran = cluster.run("exec", "--", "echo", "x")
 
     assert (ran.code, ran.out, ran.err) == (0, "gpu[01-02]: one\ngpu[01-02]: two\n", "")
 
 
-def test_different_answers_stay_apart_and_the_largest_code_is_ours(
-    cluster: Cluster, say: dict[str, Answer]
+def test_different_answers_and_the_exit_code(
+    cluster: Cluster, node_answers: dict[str, Answer]
 ) -> None:
-    """In the inventory's order; errors on standard error."""
-    say["gpu02"] = Answer(node="gpu02", code=3, out="out\n", err="bad\n")
-    say["gpu01"] = Answer(node="gpu01", code=1)
+    """In the inventory's order, errors on standard error; the exit code is the largest."""
+    node_answers["gpu02"] = Answer(node="gpu02", code=3, out="out\n", err="bad\n")
+    node_answers["gpu01"] = Answer(node="gpu01", code=1)
     ran = cluster.run("exec", "false")
 
     assert (ran.code, ran.out, ran.err) == (
@@ -61,10 +63,22 @@ def test_different_answers_stay_apart_and_the_largest_code_is_ours(
     )
 
 
-def test_it_runs_in_the_container_with_a_deadline_on_both_ends(
-    cluster: Cluster, say: dict[str, Answer]
+def test_answers_as_json(cluster: Cluster, node_answers: dict[str, Answer]) -> None:
+    """One object, in the inventory's order; an option after COMMAND is the command's."""
+    node_answers["gpu01"] = Answer(node="gpu01", code=3, out="a\nb\n", err="bad\n")
+    ran = cluster.run("exec", "--json", "tool", "--json")
+    first, second = json.loads(ran.out)["nodes"]
+
+    assert (ran.code, ran.err) == (3, "")
+    assert first == {"node": "gpu01", "exit_code": 3, "stdout": "a\nb\n", "stderr": "bad\n"}
+    assert (second["node"], second["exit_code"]) == ("gpu02", 0)
+    assert cluster.commands[0].argv[-2:] == ("tool", "--json")
+
+
+def test_commands_run_in_the_container_with_a_deadline(
+    cluster: Cluster, node_answers: dict[str, Answer]
 ) -> None:
-    """And the words arrive as they are."""
+    """On both ends, with unchanged arguments."""
     cluster.run("exec", "--timeout", "5", "--", "sh", "-c", "echo $A 'b c'")
     argv = cluster.commands[0].argv
 
@@ -74,7 +88,9 @@ def test_it_runs_in_the_container_with_a_deadline_on_both_ends(
     assert 5 < cluster.commands[0].timeout <= 20
 
 
-def test_on_the_node_itself_it_runs_as_it_is(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_commands_on_the_node_run_unchanged(
+    cluster: Cluster, node_answers: dict[str, Answer]
+) -> None:
     """Without Docker."""
     cluster.run("exec", "--host", "--", "nvidia-smi", "-L")
 
@@ -90,7 +106,7 @@ def test_on_the_node_itself_it_runs_as_it_is(cluster: Cluster, say: dict[str, An
     ],
 )
 def test_nodes_can_be_chosen(
-    flags: list[str], nodes: list[str], cluster: Cluster, say: dict[str, Answer]
+    flags: list[str], nodes: list[str], cluster: Cluster, node_answers: dict[str, Answer]
 ) -> None:
     """In the inventory's order."""
     cluster.run("exec", *flags, "--", "true")
@@ -98,7 +114,9 @@ def test_nodes_can_be_chosen(
     assert [command.node for command in cluster.commands] == nodes
 
 
-def test_a_node_that_is_none_is_a_wrong_request(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_an_unknown_node_is_an_invalid_request(
+    cluster: Cluster, node_answers: dict[str, Answer]
+) -> None:
     """With the near miss."""
     ran = cluster.run("exec", "-n", "gpu3", "--", "true")
 
@@ -109,19 +127,19 @@ def test_a_node_that_is_none_is_a_wrong_request(cluster: Cluster, say: dict[str,
     )
 
 
-def test_flags_of_the_command_are_the_commands(cluster: Cluster, say: dict[str, Answer]) -> None:
-    """Ours end where it begins."""
+def test_flags_after_the_command_belong_to_it(
+    cluster: Cluster, node_answers: dict[str, Answer]
+) -> None:
+    """Ours come before it."""
     cluster.run("exec", "--host", "ls", "--all", "--head")
 
     assert cluster.commands[0].argv == ("ls", "--all", "--head")
     assert len(cluster.commands) == 2
 
 
-def test_what_a_node_prints_cannot_draw_on_the_terminal(
-    cluster: Cluster, say: dict[str, Answer]
-) -> None:
-    """Colours and titles are taken out."""
-    say["gpu01"] = Answer(
+def test_output_is_sanitized(cluster: Cluster, node_answers: dict[str, Answer]) -> None:
+    """Colours and titles are removed."""
+    node_answers["gpu01"] = Answer(
         node="gpu01", code=0, out="\x1b[31mred\x1b]0;x\x07\n", err="\x1b[2J\x9bz\n"
     )
     ran = cluster.run("exec", "--head", "true")
@@ -134,7 +152,7 @@ def test_nothing_to_run_is_a_usage_error(cluster: Cluster) -> None:
     assert cluster.run("exec").code == 2
 
 
-def test_a_node_that_is_not_queried_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_unselected_nodes_may_be_down(cluster: Cluster, node_answers: dict[str, Answer]) -> None:
     """`exec --head -- ray status` inspects a cluster with a dead worker."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
 
@@ -142,9 +160,7 @@ def test_a_node_that_is_not_queried_may_be_down(cluster: Cluster, say: dict[str,
     assert cluster.run("exec", "--", "true").code == 1
 
 
-def test_without_a_container_it_says_what_to_do(
-    cluster: Cluster, containers: dict[str, Answer]
-) -> None:
+def test_a_missing_container_has_a_hint(cluster: Cluster, containers: dict[str, Answer]) -> None:
     """In our own words, not Docker's."""
     ran = cluster.run("exec", "--", "true")
 
@@ -158,7 +174,7 @@ def test_without_a_container_it_says_what_to_do(
 def test_answers_of_other_nodes_are_printed(
     cluster: Cluster, containers: dict[str, Answer]
 ) -> None:
-    """One node without a container takes no answer away."""
+    """In spite of a node without a container."""
     containers["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="here\n")
     ran = cluster.run("exec", "--", "hostname")
 
@@ -177,10 +193,10 @@ def test_answers_of_other_nodes_are_printed(
         Answer(node="gpu01", code=0, err=LOST.format("vlaunch-c-gpu01")),
     ],
 )
-def test_what_a_command_says_of_containers_is_its_own_answer(
+def test_dockers_errors_are_distinguished_from_the_commands(
     cluster: Cluster, containers: dict[str, Answer], answer: Answer
 ) -> None:
-    """Only Docker's own error about this node's container means that nothing ran."""
+    """Only Docker's own error about this node's container means that the command did not run."""
     containers["vlaunch-c-gpu01"] = answer
     ran = cluster.run("exec", "--head", "--", "true")
 

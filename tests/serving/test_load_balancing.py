@@ -18,7 +18,7 @@ HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"
 def make_request(
     *args: str, backend: Any = "mp", experts: int | None = 8, **overrides: Any
 ) -> ServeRequest:
-    """Ask for a mixture of experts in two replicas, one on each node."""
+    """Return a request for a mixture of experts in two replicas, one per node."""
     candidate = request(backend, **{"tp": 8, "pp": None, "dp": 2, "args": args, **overrides})
     return replace(candidate, placement=replace(candidate.placement, experts=experts))
 
@@ -43,8 +43,8 @@ def catch_error(candidate: ServeRequest) -> RequestError:
         (make_request("--seed", "1", experts=0), "internal"),
     ],
 )
-def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
-    """By vLLM's own words, in all of their forms."""
+def test_supported_modes(candidate: ServeRequest, kind: str) -> None:
+    """By vLLM's names, in all forms."""
     load_balancing.check_balancing(candidate, INVENTORY)
 
     assert candidate.balancing == kind
@@ -63,7 +63,7 @@ def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
         (make_request(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
     ],
 )
-def test_what_cannot_be_had(candidate: ServeRequest, text: str, hint: str) -> None:
+def test_unsupported_modes(candidate: ServeRequest, text: str, hint: str) -> None:
     """The hint has a mode that works."""
     error = catch_error(candidate)
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_had(candidate: ServeRequest, text: str, hint: str) -> No
 
 
 def test_replicas_that_would_share_a_node_can_be_separated() -> None:
-    """By taking as many GPUs of each node as one replica has, where there are nodes enough."""
+    """With as many GPUs per node as a replica needs, given enough nodes."""
     assert "`--gpus 4`" in catch_error(make_request(EXTERNAL, tp=4, dp=2)).hint
     assert "--gpus" not in catch_error(make_request(EXTERNAL, tp=4, dp=4)).hint
 

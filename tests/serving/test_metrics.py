@@ -30,7 +30,7 @@ RANKS = {"gpu01": ["PP0"], "gpu02": ["PP1"]}
 
 
 def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int = 0) -> str:
-    """Return the `/metrics` text of a server with so many generated tokens; `ttft` counts first
+    """Return the `/metrics` text of a server with this many generated tokens; `ttft` counts first
     tokens within 50 ms and 100 ms.
     """
     return (
@@ -89,7 +89,7 @@ def test_rates_start_with_the_second_sample(site: Site) -> None:
 
 
 def test_latencies_are_of_the_last_minute(site: Site) -> None:
-    """Without a request in that time, they cover the engine's lifetime."""
+    """Without requests in it, of the engine's lifetime."""
     sampling = Sampling(site)
     sampling.take(reports(text(ttft=(7, 7))))
     still = sampling.take(reports(text(ttft=(7, 7))))
@@ -105,7 +105,7 @@ def test_latencies_are_of_the_last_minute(site: Site) -> None:
 
 
 def test_latencies_cover_a_minute_at_most(site: Site) -> None:
-    """The sampling rate does not matter."""
+    """At any sampling rate."""
     sampling = Sampling(site)
     for count in range(100):
         last = sampling.take(reports(text(ttft=(count, count))))
@@ -116,7 +116,7 @@ def test_latencies_cover_a_minute_at_most(site: Site) -> None:
 
 
 def test_a_restarted_engine_counts_from_zero(site: Site) -> None:
-    """No rate is below nothing."""
+    """No rate is negative."""
     sampling = Sampling(site)
     sampling.take(reports(text(tokens=500)))
     again = sampling.take(reports(text(tokens=10)))
@@ -125,8 +125,8 @@ def test_a_restarted_engine_counts_from_zero(site: Site) -> None:
     assert again.figures.tokens_per_s is None
 
 
-def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
-    """As it was recorded from 0.32."""
+def test_cache_and_requests_of_vllm(site: Site) -> None:
+    """Recorded from 0.32."""
     sampling = Sampling(site)
     figures = sampling.take(reports(VLLM)).figures
 
@@ -141,7 +141,7 @@ def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
     assert figures.between_tokens.count == 46
 
 
-def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
+def test_endpoints_are_summed_if_all_answer(site: Site) -> None:
     """The counters of one of two endpoints are not the server's."""
     apart = supervision.make_spec(
         backend="mp",
@@ -183,7 +183,7 @@ def test_reasons_for_missing_figures(site: Site, answers: dict[str, Any], troubl
 
 
 def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
-    """Its state has the reason."""
+    """Its state is the reason."""
     sampling = Sampling(site, state="pausing", doing="waiting before the next restart")
     server = sampling.take({})
 
@@ -206,7 +206,7 @@ def test_every_rank_has_its_agents_state(site: Site) -> None:
     assert [rank.alive for rank in sampling.take(reports(text())).ranks] == [None, None]
 
 
-def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
+def test_a_rank_on_a_silent_node_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
     record = supervision.make_record(ranks=RANKS, alive=ALIVE)
     state = servers.parse_servers(
@@ -231,8 +231,8 @@ def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
     assert server.figures is not None
 
 
-def test_what_the_supervisor_records(site: Site) -> None:
-    """Its canary, restarts and faults."""
+def test_the_supervisors_record(site: Site) -> None:
+    """Canary, restarts and faults."""
     record = {"answered": supervision.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
     server = Sampling(site, **record, restarts=[1.0], restarts_left=2).take(reports(text()))
 
@@ -241,7 +241,7 @@ def test_what_the_supervisor_records(site: Site) -> None:
 
 
 def test_every_node_is_queried_once(site: Site) -> None:
-    """For all of its APIs; the head always, for it knows the servers."""
+    """For all of its APIs, and the head always, for the servers."""
     rows = [
         supervision.server_row(supervision.make_spec("chat"), supervision.make_record("chat")),
         supervision.server_row(

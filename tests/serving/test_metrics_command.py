@@ -29,7 +29,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serving(up: Cluster) -> Cluster:
-    """A server that counts."""
+    """A server with counters."""
     supervision.store_server(up.world, supervision.make_spec())
     up.world.observed["default"] |= {
         "ranks": {"gpu01": ["PP0"], "gpu02": ["PP1"]},
@@ -40,14 +40,14 @@ def serving(up: Cluster) -> Cluster:
 
 
 def counting(cluster: Cluster, *ports: int, running: int = 3, **extra: Any) -> None:
-    """Let APIs count."""
+    """Set the APIs' counters."""
     text = f'vllm:num_requests_running{{engine="0"}} {running}\n'
     apis = {f"127.0.0.1:{port}": {"status": 200, "text": text} for port in ports or (8000,)}
-    cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **extra}
+    cluster.world.responses["counts"] = {"apis": apis, **cluster.world.head_report(), **extra}
 
 
 def test_a_pipe_gets_a_single_sample(serving: Cluster) -> None:
-    """Rates need a second one; nothing is changed."""
+    """Rates need a second one; the cluster is unchanged."""
     ran = serving.run("metrics")
 
     assert (ran.code, ran.err, serving.world.changes) == (0, "", [])
@@ -66,7 +66,7 @@ def test_json_is_an_object(serving: Cluster) -> None:
 
 
 def test_json_continues_with_watch(serving: Cluster) -> None:
-    """Each sample is a line, until Ctrl-C."""
+    """A line per sample, until Ctrl-C."""
     ran = serving.run("metrics", "--json", "--watch", "--every", "1")
 
     assert ran.code == 130
@@ -82,7 +82,7 @@ def test_it_is_drawn_until_ctrl_c(serving: Cluster) -> None:
 
 
 def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None:
-    """Each gets one query per sample."""
+    """With one query per sample."""
     supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving, 8000, 8001)
     serving.commands.clear()
@@ -95,14 +95,14 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
 
 
 def test_a_server_of_several(serving: Cluster) -> None:
-    """It is chosen by name; an unknown name is an error."""
+    """Selected by name; an unknown name is an error."""
     supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     counting(serving, 8000, 8001)
 
     assert "embed" in serving.run("metrics").out
     assert "embed" not in serving.run("metrics", "--server", "default").out
     ran = serving.run("metrics", "--server", "chat")
-    assert (ran.code, "no server `chat` runs" in ran.err) == (2, True)
+    assert (ran.code, "no server `chat` is running" in ran.err) == (2, True)
 
 
 def test_no_server_at_all(up: Cluster) -> None:
@@ -110,10 +110,10 @@ def test_no_server_at_all(up: Cluster) -> None:
     ran = up.run("metrics")
 
     assert ran.code == 2
-    assert "no server runs on this cluster" in ran.err
+    assert "no server is running on this cluster" in ran.err
 
 
-def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
+def test_an_unreachable_node_is_reported(serving: Cluster) -> None:
     """Its figures are unknown; the head's are shown."""
     supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving)
@@ -125,9 +125,9 @@ def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
     assert "3 running" in ran.out
 
 
-def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
+def test_a_head_without_the_query(serving: Cluster) -> None:
     """An earlier version of the head gives a hint."""
-    serving.world.said["counts"] = {"error": "invalid choice: 'metrics'"}
+    serving.world.responses["counts"] = {"error": "invalid choice: 'metrics'"}
     ran = serving.run("metrics")
 
     assert ran.code == 1
@@ -135,9 +135,9 @@ def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
     assert "`vlaunch up`" in ran.err
 
 
-def test_the_server_ends_meanwhile(serving: Cluster) -> None:
-    """Sampling goes on: another server may start."""
-    serving.world.said["counts"] = {"apis": {}, **supervision.head_report()}
+def test_a_server_that_stops_meanwhile(serving: Cluster) -> None:
+    """Sampling continues: another server may start."""
+    serving.world.responses["counts"] = {"apis": {}, **supervision.head_report()}
     ran = serving.run("metrics")
 
     assert (ran.code, "server: none" in ran.out) == (0, True)

@@ -73,7 +73,7 @@ NEW = replace(BUSY, name="new", history=(figures(0),), figures=figures(0), ranks
 def drawn(
     width: int, look: MetricsSample, *, encoding: str = "utf-8", colours: bool = False
 ) -> str:
-    """Render a sample as a console of this width shows it."""
+    """Return a sample as rendered on a console of some width."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     console = Console(
@@ -90,7 +90,7 @@ def drawn(
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_figures_and_bars(width: int) -> None:
-    """The newest bar is on the right, and what is not known has none; nothing is lost."""
+    """The newest bar is on the right, and unknown values have none."""
     text = drawn(width, MetricsSample(cluster="h100", servers=(BUSY, MANY, NEW)))
 
     assert all(len(line) <= width for line in text.splitlines())
@@ -105,7 +105,7 @@ def test_a_terminal_without_bars() -> None:
 
 
 def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words tell the same as colours do."""
+    """The text has the same information."""
     look = MetricsSample(cluster="h100", servers=(BUSY,))
     assert "\x1b[36m" in drawn(80, look, colours=True)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -114,7 +114,7 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PP1 DOWN" in drawn(80, look, colours=True)
 
 
-def test_no_server_and_a_head_that_is_silent() -> None:
+def test_no_server_and_a_silent_head() -> None:
     """Both are reported."""
     assert "server: none" in drawn(80, MetricsSample(cluster="c"))
     assert "gpu01: timed out" in drawn(80, MetricsSample(cluster="c", trouble="gpu01: timed out"))
@@ -131,5 +131,5 @@ def test_no_server_and_a_head_that_is_silent() -> None:
     ],
 )
 def test_bars(values: list[float | None], full: float | None, bars: str) -> None:
-    """From nothing to the largest, or to what is full."""
+    """From zero to the largest value, or to capacity."""
     assert render_sparkline(values, maximum=full) == bars

@@ -1,4 +1,4 @@
-"""`vlaunch serve` and the network: checked before the start, confirmed after it, or no server."""
+"""The network gate of `vlaunch serve`: a check before the start, a confirmation after it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ CONFIG = {
 
 
 def line(host: str, via: str) -> str:
-    """Return what NCCL writes of one link."""
+    """Return NCCL's line for a link."""
     direction = "0[0] -> 1[0] [send]" if host == "gpu01" else "0[0] -> 1[0] [receive]"
     return f"{host}:7:9 [0] NCCL INFO Channel 00/0 : {direction} via {via}\n"
 
 
 @pytest.fixture
 def ready(cluster: Cluster) -> Cluster:
-    """A cluster that is up, on which a server would answer at once, its ranks over TCP."""
+    """A running cluster on which servers answer at once, with ranks over TCP."""
     assert cluster.run("up").code == 0
     return answering(cluster)
 
 
 def answering(cluster: Cluster, via: str = TCP) -> Cluster:
-    """Let a server answer at once; its ranks' logs contain this link."""
+    """Let a server answer at once, with this link in its ranks' logs."""
     world = cluster.world
     first = {"model": "org/m", "text": "Hi", "fingerprint": "f", "seconds": 0.1, "replicas": []}
     ready = {"state": "ready", "verdict": "answering", "first_answer": first}
@@ -75,8 +75,8 @@ def network_row(ran: Ran) -> str:
     )
 
 
-def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
-    """It is measured and recorded before the spec is written; the summary has the ranks' logs."""
+def test_the_network_is_checked_before_the_start(ready: Cluster) -> None:
+    """The result is recorded before the spec is written; the summary includes the ranks' logs."""
     ran = ready.run(*SERVE)
 
     assert ran.code == 0, ran.err
@@ -93,8 +93,8 @@ def test_a_pair_may_take_longer(ready: Cluster) -> None:
     assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["75", "75"]
 
 
-def test_what_was_proven_is_not_proven_again_until_a_container_restarts(ready: Cluster) -> None:
-    """The verdict is about one incarnation of the containers."""
+def test_a_verdict_is_reused_until_a_container_restarts(ready: Cluster) -> None:
+    """It is about one incarnation of the containers."""
     assert ready.run("check-nccl").code == 0
     measured(ready)
     ran = ready.run(*SERVE)
@@ -109,9 +109,7 @@ def test_what_was_proven_is_not_proven_again_until_a_container_restarts(ready: C
 
 @pytest.mark.parametrize("required", ["any", "auto"])
 def test_a_verdict_for_a_lower_level_does_not_count(cluster: Cluster, required: str) -> None:
-    """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass
-    over TCP.
-    """
+    """`check-nccl --require any` must not let `serve` use TCP on a cluster with RDMA."""
     cluster.write("network: {fabric: roce}\n" + INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -126,8 +124,8 @@ def test_a_verdict_for_a_lower_level_does_not_count(cluster: Cluster, required: 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"passed": true}', b"\xff\x00", b"[" * 100_000]
 )
-def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: bytes) -> None:
-    """A file on a node may hold anything."""
+def test_an_unreadable_record_proves_nothing(ready: Cluster, content: bytes) -> None:
+    """A file on a node may contain anything."""
     ready.world.machines["gpu01"].files["network.json"] = content.decode("latin-1").encode()
 
     assert ready.run(*SERVE).code == 0
@@ -135,8 +133,8 @@ def test_a_record_that_cannot_be_read_proves_nothing(ready: Cluster, content: by
 
 
 @pytest.mark.parametrize("spoil", ["level", "probe"])
-def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> None:
-    """Exit code 1, the pair or the node, the fix, and no server."""
+def test_a_failed_check_starts_no_server(cluster: Cluster, spoil: str) -> None:
+    """Exit code 1, with the pair or node, and the fix."""
     cluster.write(ROCE + INVENTORY if spoil == "level" else INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -152,8 +150,8 @@ def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> No
     assert cluster.world.servers() == []
 
 
-def test_skipping_says_so_loudly(ready: Cluster) -> None:
-    """Nothing is measured, and the summary claims nothing."""
+def test_a_skipped_check_is_reported(ready: Cluster) -> None:
+    """Without measurements, the summary claims nothing."""
     ran = ready.run(*SERVE, "--skip-network-check")
 
     assert (ran.code, measured(ready)) == (0, [])
@@ -162,7 +160,7 @@ def test_skipping_says_so_loudly(ready: Cluster) -> None:
 
 
 def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
-    """A record of containers that are gone is nothing to rely on."""
+    """A record of old containers does not count."""
     assert ready.run("check-nccl").code == 0
     ready.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     for machine in ready.world.machines.values():
@@ -173,10 +171,8 @@ def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("allow", "code"), [(False, 1), (True, 0)])
-def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, code: int) -> None:
-    """The check passes, yet the engine's ranks use TCP: the server is stopped, unless that is
-    allowed.
-    """
+def test_ranks_below_the_level_stop_the_server(cluster: Cluster, allow: bool, code: int) -> None:
+    """The check passes, yet the engine's ranks use TCP: unless that is allowed."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -190,8 +186,8 @@ def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, cod
     assert allow or "hint: " in ran.err
 
 
-def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
-    """Watching a server again only warns; stopping it is the operator's decision."""
+def test_an_attached_server_is_not_stopped(cluster: Cluster) -> None:
+    """It only warns; the operator decides about a stop."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -205,7 +201,7 @@ def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
 
 
 def test_a_server_that_cannot_be_stopped_is_reported(cluster: Cluster) -> None:
-    """The first trouble stays the message."""
+    """The first error stays the message."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -220,7 +216,7 @@ def test_a_server_that_cannot_be_stopped_is_reported(cluster: Cluster) -> None:
     assert "stopping the server failed" in ran.err
 
 
-def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
+def test_required_rdma_is_in_the_summary(cluster: Cluster) -> None:
     """And in the event of `--json`."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
@@ -235,7 +231,7 @@ def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
 
 
 def test_a_node_with_silent_ranks_is_named(cluster: Cluster) -> None:
-    """The other node's lines do not speak for it; `status` repeats what was seen."""
+    """The other node's lines prove nothing about it; `status` repeats the result."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -253,9 +249,7 @@ def test_a_node_with_silent_ranks_is_named(cluster: Cluster) -> None:
 def test_silent_ranks_are_a_warning_and_never_a_pass(
     cluster: Cluster, env: str, named: bool
 ) -> None:
-    """Nothing was seen: the server stays, and the summary does not say that its network is
-    confirmed.
-    """
+    """The server stays, and the summary does not confirm its network."""
     cluster.write(env + INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
@@ -271,8 +265,8 @@ def test_silent_ranks_are_a_warning_and_never_a_pass(
     assert len(cluster.world.servers()) == 1
 
 
-def test_what_logs_and_records_say_cannot_draw_on_the_terminal(ready: Cluster) -> None:
-    """The summary shows words of nodes."""
+def test_logs_and_records_are_sanitized(ready: Cluster) -> None:
+    """The summary quotes nodes."""
     for machine in ready.world.machines.values():
         machine.engine_log = line("gpu01", "NET/\x1b[31mEvil\x1b[2J/0")
     ran = ready.run(*SERVE)
@@ -306,8 +300,8 @@ def test_a_single_node_has_no_gate(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("ray", "mp"), ("mp", "ray")])
-def test_a_proof_holds_for_both_backends(ready: Cluster, first: str, second: str) -> None:
-    """They serve in the same containers."""
+def test_a_verdict_holds_for_both_backends(ready: Cluster, first: str, second: str) -> None:
+    """They run in the same containers."""
     assert ready.run(*SERVE, "--backend", first, "--no-wait").code == 0
     assert len(measured(ready)) == 2
     ready.unwant()
@@ -318,7 +312,7 @@ def test_a_proof_holds_for_both_backends(ready: Cluster, first: str, second: str
 
 
 def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
-    """Ray may place ranks anywhere; a proof between some nodes is none for the others."""
+    """Ray may place ranks anywhere; a verdict between some nodes does not cover others."""
     cluster.write(INVENTORY + "  - {host: gpu03, ip: 10.0.0.13, gpus: 8}\n")
     cluster.world = World(cluster.world.inventory)
     assert cluster.run("up").code == 0
@@ -343,9 +337,7 @@ def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_ranks_log_under_the_name_of_their_server(ready: Cluster, backend: str) -> None:
-    """The log that ranks were told to write is the one that is read; its result is stored under the
-    server's name.
-    """
+    """The configured log is the one that is read; its result is stored under the server's name."""
     assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
     (server,) = ready.world.servers()
     calls = [command.argv for command in ready.commands if "log" in command.argv]
@@ -364,10 +356,10 @@ def test_ranks_log_under_the_name_of_their_server(ready: Cluster, backend: str) 
 
 @pytest.mark.parametrize("flags", [["--dry-run"], ["--dry-run", "--offline"]])
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_a_dry_run_proves_nothing_and_shows_no_secret(
+def test_a_dry_run_measures_nothing_and_shows_no_secret(
     ready: Cluster, flags: list[str], backend: str
 ) -> None:
-    """The script names the gate; two of them are the same."""
+    """The script names the gate; two scripts are equal."""
     ran = ready.run(*SERVE, "--backend", backend, *flags)
     again = ready.run(*SERVE, "--backend", backend, *flags)
 
@@ -379,17 +371,15 @@ def test_a_dry_run_proves_nothing_and_shows_no_secret(
 
 
 def replicated(cluster: Cluster, config: Any) -> Cluster:
-    """Let a model of this configuration answer as two replicas."""
+    """Let a model with this configuration answer as two replicas."""
     cluster.world.observed["default"]["first_answer"]["replicas"] = [0.1, 0.1]
     for machine in cluster.world.machines.values():
         machine.config = config
     return cluster
 
 
-def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
-    """They are independent engines: nothing is measured, no log is queried, and a note has the
-    reason.
-    """
+def test_replicas_of_a_dense_model_need_no_check(ready: Cluster) -> None:
+    """They are independent engines: no measurements, and a note with the reason."""
     ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
 
     assert (ran.code, measured(ready)) == (0, [])
@@ -399,8 +389,8 @@ def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
     assert "replicas     all 2 answered: DP0 in 0.1s, DP1 in 0.1s" in ran.out
 
 
-def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> None:
-    """A loud word about a network that is not used would only teach to pass over it."""
+def test_skipping_an_unnecessary_check_is_no_warning(ready: Cluster) -> None:
+    """Useless warnings train users to ignore them."""
     ran = replicated(ready, CONFIG).run(*SERVE, "--dp", "2", "--skip-network-check")
 
     assert ran.code == 0
@@ -420,12 +410,10 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
     ],
 )
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_replicas_that_exchange_tokens_need_a_proof(
+def test_replicas_that_exchange_tokens_need_a_check(
     ready: Cluster, backend: str, config: Any, args: list[str], message: str
 ) -> None:
-    """Every layer of a mixture of experts crosses the nodes: collectives are measured, and a note
-    has the reason.
-    """
+    """Every layer of a mixture of experts crosses the nodes: collectives are measured."""
     start = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
     ran = replicated(ready, config).run(*start)
 

@@ -12,8 +12,8 @@ from launcher.serving import prometheus
 VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metrics").read_text()
 
 
-def test_what_vllm_counts() -> None:
-    """Each series by its labels, or all of them together."""
+def test_metrics_of_vllm() -> None:
+    """By labels, or in total."""
     samples = prometheus.parse_metrics(VLLM)
 
     assert samples.values("vllm:num_requests_running") == [0.0]
@@ -23,22 +23,22 @@ def test_what_vllm_counts() -> None:
     assert samples.values("vllm:nothing_of_the_kind") == []
 
 
-def test_several_texts_are_added_up() -> None:
-    """Of a server with an endpoint on each node."""
+def test_several_texts_are_summed() -> None:
+    """For a server with an endpoint per node."""
     samples = prometheus.parse_metrics(VLLM, VLLM)
 
     assert samples.total("vllm:generation_tokens_total") == 106.0
     assert samples.histogram("vllm:time_to_first_token_seconds")[math.inf] == 14.0
 
 
-def test_what_is_no_number_is_omitted() -> None:
-    """The format has words for it."""
+def test_special_values_are_omitted() -> None:
+    """NaN and infinities."""
     assert prometheus.parse_metrics("a NaN\na 1\nb +Inf\n").by_name == {"a": [({}, 1.0)]}
 
 
 @pytest.mark.parametrize("text", ["<html>", "a{b} 1", 'a{b="c} 1', "a one"])
-def test_what_is_no_such_text(text: str) -> None:
-    """An error of one kind, whatever is wrong."""
+def test_invalid_text(text: str) -> None:
+    """One type of error."""
     with pytest.raises(ValueError, match=r"\w"):
         prometheus.parse_metrics(text)
 
@@ -55,8 +55,8 @@ def test_what_is_no_such_text(text: str) -> None:
         (0.5, {}, None),
     ],
 )
-def test_a_quantile_is_prometheus_own(
+def test_quantiles_match_prometheus(
     share: float, buckets: dict[float, float], value: float | None
 ) -> None:
-    """Observations are evenly spread inside a bucket; the last finite bound is the maximum."""
+    """Uniform inside a bucket; the last finite bound is the maximum."""
     assert prometheus.quantile(share, buckets) == (None if value is None else pytest.approx(value))

@@ -12,7 +12,7 @@ from tests.tools.answered import INVENTORY, answer, history_entry
 
 
 def test_the_newest_other_server_is_chosen() -> None:
-    """The present one is skipped, whether it has answered or not."""
+    """Without the present one, answered or not."""
     revisions, current_id = history.parse_history(
         answer([history_entry("a"), history_entry("b")], {"id": "a"})
     )
@@ -24,8 +24,8 @@ def test_the_newest_other_server_is_chosen() -> None:
     assert history.choose_previous(revisions, "", "").label == "org/a (TP=8 PP=2, ray) --x 1"
 
 
-def test_nothing_to_return_to_is_reported() -> None:
-    """With what is known."""
+def test_no_previous_server() -> None:
+    """With the known history."""
     with pytest.raises(RequestError, match="no other server has answered") as none:
         history.choose_previous((), "a", "")
     with pytest.raises(RequestError) as caught:
@@ -35,8 +35,8 @@ def test_nothing_to_return_to_is_reported() -> None:
     assert "org/a" in caught.value.evidence
 
 
-def test_another_image_is_refused() -> None:
-    """The same words would start another server."""
+def test_another_image_is_rejected() -> None:
+    """The same arguments would start another server."""
     revisions, _ = history.parse_history(answer([history_entry("b")]))
 
     with pytest.raises(RequestError, match="another image"):
@@ -54,12 +54,12 @@ def test_another_image_is_refused() -> None:
     ],
 )
 def test_a_single_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
-    """It is the one with a spec, or else with a history; several are listed."""
+    """The one with a spec, else with a history; several are listed."""
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     facts = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:
         assert history.choose_name(Site(INVENTORY, {"n1": facts}), None) == name
     else:
-        with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
+        with pytest.raises(RequestError, match="2 servers have answered before: `chat`, `embed`"):
             history.choose_name(Site(INVENTORY, {"n1": facts}), None)
     assert history.choose_name(Site(INVENTORY, {"n1": facts}), "other") == "other"

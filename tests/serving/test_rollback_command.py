@@ -23,7 +23,7 @@ SERVE = ("serve", "--skip-network-check", "--model")
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
-    """Have every server answer at once but those of some models."""
+    """Let every server answer at once except those of some models."""
 
     def wait(
         session: Any, snapshot: Any, request: ServeRequest, *_: Any, **__: Any
@@ -44,9 +44,7 @@ def fails(
     *,
     after: int = 0,
 ) -> None:
-    """Have a first wait end with an error, after something has happened; all later ones end with
-    the exit code `after`.
-    """
+    """Let the first wait fail, after an action; all later ones end with the exit code `after`."""
     errors = [error]
 
     def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
@@ -60,7 +58,7 @@ def fails(
 
 
 def record_answer(cluster: Cluster, name: str = "default") -> None:
-    """Add the present spec to the history of answers, the newest first, as the supervisor does."""
+    """Add the present spec to the history, newest first, like the supervisor."""
     files = cluster.world.machines["gpu01"].files
     before = json.loads(files.get(f"server/{name}/history.json", b"[]"))
     answered = {"at": 1.0, "desired": json.loads(files[f"server/{name}/desired.json"])}
@@ -84,8 +82,8 @@ def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-def test_the_server_before_is_started_again(served: Cluster) -> None:
-    """With its model, its arguments and its split, in the place of what runs now."""
+def test_the_previous_server_is_started_again(served: Cluster) -> None:
+    """With its model, arguments and parallelism, in place of the present one."""
     (old,) = served.world.servers()
     assert served.run(*SERVE, "org/new", "--replace").code == 0
     record_answer(served)
@@ -101,8 +99,8 @@ def test_the_server_before_is_started_again(served: Cluster) -> None:
     )
 
 
-def test_a_server_beside_it_stays(served: Cluster) -> None:
-    """Each name has a history of its own; with several, one is named."""
+def test_other_servers_stay(served: Cluster) -> None:
+    """Histories are per name; with several servers, the name is required."""
     second = (
         "--name",
         "chat",
@@ -122,16 +120,19 @@ def test_a_server_beside_it_stays(served: Cluster) -> None:
     assert served.run(*SERVE, "org/chat2", *second, "--replace").code == 0
     record_answer(served, "chat")
     which, alone = served.run("rollback"), served.run("rollback", "default")
-    ran = served.run("rollback", "chat", "--skip-network-check")
+    both = served.run("rollback", "chat", "--server", "default")
+    ran = served.run("rollback", "--server", "chat", "--skip-network-check")
 
-    assert (which.code, "2 servers are known: `chat`, `default`" in which.err) == (2, True)
+    assert which.code == 2
+    assert "2 servers have answered before: `chat`, `default`" in which.err
     assert (alone.code, "only the current one has: org/old" in alone.err) == (2, True)
+    assert (both.code, "--server default and chat differ" in both.err) == (2, True)
     assert ran.code == 0, ran.err
     assert running(served) == ["org/chat", "org/old"]
     assert served.world.servers()[0]["desired"]["places"] == {"gpu02": 2}
 
 
-def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
+def test_rollback_after_a_stop(served: Cluster) -> None:
     """Without a spec, the previous server is the last one that answered."""
     served.unwant()
 
@@ -140,9 +141,7 @@ def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
 
 
 def test_the_query_runs_under_the_lock(served: Cluster) -> None:
-    """History and spec may change until the lock is held; while a model loads, other operators may
-    hold it.
-    """
+    """History and spec are stable under it; while a model loads, others may take it."""
     served.run(*SERVE, "org/new", "--replace")
     record_answer(served)
     for args in (
@@ -161,7 +160,7 @@ def test_the_query_runs_under_the_lock(served: Cluster) -> None:
 
 
 def test_a_dry_run_changes_nothing(served: Cluster) -> None:
-    """And prints what would be sent."""
+    """It prints the commands."""
     served.run(*SERVE, "org/new", "--replace")
     record_answer(served)
     before = len(served.world.changes)
@@ -175,7 +174,7 @@ def test_a_dry_run_changes_nothing(served: Cluster) -> None:
 def test_a_failure_names_the_previous_server(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `serve` tells it."""
+    """As in `serve`."""
     served.run(*SERVE, "org/new", "--replace")
     record_answer(served)
     path = served.path.parent / "hooks" / "on-failure"
@@ -189,7 +188,7 @@ def test_a_failure_names_the_previous_server(
     assert "on-failure: org/old at http://10.0.0.11:8000/v1: org/old never answered" in ran.err
 
 
-def test_nothing_to_return_to(served: Cluster) -> None:
+def test_no_previous_server(served: Cluster) -> None:
     """The error comes before any change."""
     before = len(served.world.changes)
     ran = served.run("rollback")
@@ -199,7 +198,7 @@ def test_nothing_to_return_to(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_a_server_that_does_not_answer_is_replaced_by_the_previous(served: Cluster) -> None:
+def test_a_failed_start_is_rolled_back(served: Cluster) -> None:
     """The exit code is a failure's, and the error is reported."""
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
@@ -222,8 +221,8 @@ def test_without_a_previous_server_both_errors_are_reported(
     assert "hint: read the log" in ran.err
 
 
-def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
-    """Nothing was touched, so nothing is rolled back."""
+def test_an_invalid_request_is_not_rolled_back(served: Cluster) -> None:
+    """The cluster is unchanged."""
     ran = served.run(*SERVE, "org/new", "--or-rollback")
 
     assert ran.code == 2
@@ -234,9 +233,7 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
     )
 
 
-def test_a_server_before_that_does_not_answer_either(
-    served: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rollback(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both errors are reported; the hint is about the last start."""
     answers(monkeypatch, "org/broken", "org/old")
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
@@ -259,12 +256,10 @@ def test_a_server_before_that_does_not_answer_either(
         ),
     ],
 )
-def test_what_is_no_failure_is_not_rolled_back(
+def test_other_ends_are_not_rolled_back(
     served: Cluster, monkeypatch: pytest.MonkeyPatch, error: ServerError
 ) -> None:
-    """After an operator's stop, or in an unknown state, both are reported and nothing is started or
-    stopped.
-    """
+    """An operator's stop, or an unknown state: reported, without a start or stop."""
     fails(monkeypatch, error)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -276,7 +271,7 @@ def test_what_is_no_failure_is_not_rolled_back(
 def test_a_server_of_another_operator_stays(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own server may have failed: the name is not this operator's any more."""
+    """This operator's server may have failed, but another operator has replaced it."""
     ours = ServerError(
         "the server did not start: out of memory",
         hint="ask for less\nremove what is left: `vlaunch stop`",
@@ -301,7 +296,7 @@ def replaced(cluster: Cluster) -> None:
 def test_a_failure_after_an_operators_stop(
     served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
-    """To a watcher, an engine being stopped looks broken; under the lock its state is certain."""
+    """A stopping engine looks broken; under the lock its state is certain."""
 
     def ended() -> None:
         served.world.observed["default"] = {"state": "failed"}
@@ -316,7 +311,7 @@ def test_a_failure_after_an_operators_stop(
     assert running(served) == ([] if stopped else ["org/old"])
 
 
-def test_a_server_that_was_stopped_for_its_network_makes_room(
+def test_a_server_stopped_for_its_network_is_rolled_back(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This operator's own command stopped it."""
@@ -327,8 +322,8 @@ def test_a_server_that_was_stopped_for_its_network_makes_room(
     assert running(served) == ["org/old"]
 
 
-def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
-    """A start that is refused before anything is stopped leaves the old server where it is."""
+def test_a_rejected_start_is_not_rolled_back(served: Cluster) -> None:
+    """The old server still runs."""
     batch = {
         "submission_id": "b-1",
         "status": "RUNNING",
@@ -344,12 +339,10 @@ def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_the_hint_is_about_the_server_that_runs(
+def test_the_hint_is_about_the_running_server(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a timeout the one that was too late is gone: to stop "it" would end the old one, which
-    answers again.
-    """
+    """After a timeout the late server is gone; a stop would hit the old one."""
     late = DeadlineError(
         "no answer from the server within 9s",
         hint="it goes on: watch it, or end it with `vlaunch stop`",
@@ -364,10 +357,8 @@ def test_the_hint_is_about_the_server_that_runs(
     assert running(served) == ["org/old"]
 
 
-def test_an_unwatched_rollback_has_not_answered(
-    served: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C while the old server starts: it goes on, and more is not known."""
+def test_an_interrupted_rollback(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the old server starts: it continues, in an unknown state."""
     fails(monkeypatch, ServerError("the server did not start"), after=130)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -375,9 +366,7 @@ def test_an_unwatched_rollback_has_not_answered(
     assert "rolled back to" not in ran.err
 
 
-def test_a_rollback_that_is_lost_from_sight_is_no_failure(
-    served: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_rollback_is_no_failure(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old server may well answer."""
     errors = [
         UnwatchedError("the server cannot be watched any more"),

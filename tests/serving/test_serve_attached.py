@@ -1,6 +1,4 @@
-"""`vlaunch serve` beside a server that runs: the same one kept otherwise, another of its name, and
-another name.
-"""
+"""`vlaunch serve` beside a running server: the same one, or another, with any name."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ def served(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_the_same_command_is_watched_silently(served: Cluster) -> None:
-    """Nothing differs, so there is no note and no replacement. Another timeout is no difference."""
+def test_the_same_command_attaches_silently(served: Cluster) -> None:
+    """Without a note or a replacement. Another timeout is no difference."""
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--replace", "--timeout", "60")
 
     assert (ran.code, served.world.verbs()) == (0, [])
@@ -30,7 +28,7 @@ def test_the_same_command_is_watched_silently(served: Cluster) -> None:
 
 
 def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster) -> None:
-    """The flag is refused; with `--replace` it applies, and the plain command then has a note."""
+    """The flag is rejected; with `--replace` it applies, and the plain command then has a note."""
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise")
 
     assert (ran.code, served.world.verbs()) == (2, [])
@@ -43,8 +41,8 @@ def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster
     assert "supervision is off: it will not restart after a failure; `--replace`" in plain.err
 
 
-def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) -> None:
-    """The server is watched as it is, with a note."""
+def test_supervision_disabled_in_the_inventory_is_no_flag(served: Cluster) -> None:
+    """The command attaches to the server, with a note."""
     served.write(served.path.read_text() + "serve: {supervise: false}\n")
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2")
 
@@ -52,7 +50,7 @@ def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) ->
     assert "it is supervised; `--replace` restarts it with the new settings" in ran.err
 
 
-def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
+def test_another_server_needs_its_own_name(served: Cluster) -> None:
     """And its own port; the error names the user of the port."""
     other = (*SERVE[:-1], "org/other", "--tp", "4", "--pp", "1")
     refused = served.run(*other)
@@ -69,8 +67,8 @@ def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
     assert [server["name"] for server in served.world.servers()] == ["chat", "default"]
 
 
-def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
-    """A failed server needs no `--replace`."""
+def test_a_failed_server_is_replaced(served: Cluster) -> None:
+    """Without `--replace`."""
     served.world.observed["default"] = {"state": "failed"}
 
     assert served.run(*SERVE[:-1], "org/other").code == 0
@@ -78,7 +76,7 @@ def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
 
 
 def test_a_cluster_that_is_not_up(cluster: Cluster) -> None:
-    """Its containers are made by `up`, whatever the backend."""
+    """`up` creates its containers, for any backend."""
     for backend in ("ray", "mp"):
         ran = cluster.run(*SERVE, "--backend", backend)
 
@@ -87,8 +85,8 @@ def test_a_cluster_that_is_not_up(cluster: Cluster) -> None:
         assert "hint: run `vlaunch up` first" in ran.err
 
 
-def test_what_ray_cannot_do_is_refused(served: Cluster) -> None:
-    """Before anything is touched: it puts ranks where GPUs are free, and is not everywhere."""
+def test_unsupported_options_of_ray_are_rejected(served: Cluster) -> None:
+    """Before any change: it chooses the GPUs itself, and not all clusters have it."""
     some = served.run(*SERVE, "--nodes", "gpu02")
     fewer = served.run(*SERVE, "--gpus", "4")
     served.write(f"ray: none\n{INVENTORY}")

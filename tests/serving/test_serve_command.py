@@ -1,4 +1,4 @@
-"""The command line of `serve` where no node is needed: usage, and the script of a dry run."""
+"""The command line of `serve` without a node: usage, and the script of a dry run."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--backend", "mp", "--nodes", "gpu02", "--tp", "16"], "needs 16 GPUs, the cluster has 8"),
     ],
 )
-def test_wrong_requests(
+def test_invalid_requests(
     inventory: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, what is wrong in words, and no node was reached."""
+    """Exit code 2, a message, and no contact with a node."""
     code = run_command(["serve", "-i", inventory, *args])
     out, err = capsys.readouterr()
 
@@ -79,10 +79,10 @@ def test_wrong_requests(
     assert SECRET not in err
 
 
-def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(
+def test_a_path_with_a_prefix_of_secrets(
     inventory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`task-…` ends in what keys begin with."""
+    """`task-…` ends in the prefix `sk-`."""
     template = ("--chat-template", "/data/task-specific-chat-template.jinja")
     code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--", *template])
 
@@ -126,14 +126,14 @@ def test_a_server_is_supervised(
         ("timeout: 3600, ", ("--timeout", "77"), "77.0"),
     ],
 )
-def test_a_start_has_its_time(
+def test_timeout_of_a_start(
     inventory: str,
     file: str,
     args: tuple[str, ...],
     seconds: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Half an hour, or the inventory's value; the flag comes first."""
+    """Half an hour, or the inventory's value; the flag overrides both."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
     code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *args])
@@ -146,7 +146,7 @@ def test_a_start_has_its_time(
 def test_an_offline_script(
     inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script is bash, names secrets by their source, and carries the inventory's defaults."""
+    """It is valid bash, names secrets by source, and has the inventory's defaults."""
     code = run_command(
         [
             "serve",
@@ -172,8 +172,10 @@ def test_an_offline_script(
         assert argument in text
 
 
-def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of --tp and --pp on the command line makes the inventory's pair void."""
+def test_flags_replace_all_parallel_sizes(
+    inventory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--tp or --pp on the command line overrides both of the inventory's."""
     run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
 
     assert "TP 8 × PP 2" in capsys.readouterr().out
@@ -192,9 +194,7 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
 def test_replicas_on_the_command_line(
     inventory: str, backend: str, args: list[str], split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Replicas are part of a split: given on the command line, they make the inventory's void, and
-    two scripts are equal.
-    """
+    """They override the inventory's sizes, and two scripts are equal."""
     start = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *args]
     texts = [(run_command(start), capsys.readouterr().out) for _ in range(2)]
 
@@ -224,10 +224,10 @@ def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture
         (["--gpus", "4", "--tp", "4", "--pp", "1"], "4 on gpu01"),
     ],
 )
-def test_places(
+def test_placement(
     inventory: str, args: list[str], ranks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The split follows from what a server may take; names as inventories write them."""
+    """The parallelism follows from the selected GPUs; nodes are named as in inventories."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4, ", ""), encoding="utf-8")
 
@@ -238,10 +238,8 @@ def test_places(
     assert f"ranks expected {ranks}\n" in capsys.readouterr().out
 
 
-def test_mp_names_the_nodes_that_get_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A node that is too small for an equal share is not among them."""
+def test_mp_names_the_nodes_with_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes too small for an equal share are omitted."""
     path = tmp_path / "uneven.yaml"
     nodes = "".join(
         f"  - {{host: n{i}, ip: 10.0.0.{i}, gpus: {count}}}\n"

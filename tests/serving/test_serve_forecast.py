@@ -26,7 +26,7 @@ LENGTH = ("--", "--max-model-len", "8192")
 
 @pytest.fixture
 def llama(cluster: Cluster) -> Cluster:
-    """A cluster of sixteen GPUs that runs, with a model of 15 GiB on it."""
+    """A running cluster of sixteen GPUs with a model of 15 GiB."""
     put(cluster, models.LLAMA_8B, 16_060_556_376)
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
@@ -34,7 +34,7 @@ def llama(cluster: Cluster) -> Cluster:
 
 
 def put(cluster: Cluster, config: dict[str, Any], size: int) -> None:
-    """Put a model on all nodes."""
+    """Store a model on all nodes."""
     for machine in cluster.world.machines.values():
         machine.config = config
         machine.model = {"model.safetensors": size, "config.json": 700}
@@ -59,14 +59,14 @@ def test_the_forecast_is_reported_before_the_start(llama: Cluster) -> None:
 
 
 def test_an_equal_layout_is_not_called_better(llama: Cluster) -> None:
-    """As where the cache's size is named: the plan has other reasons then."""
+    """For example with a fixed cache size: the plan has other reasons then."""
     ran = llama.run(*SERVE, *LENGTH, "--kv-cache-memory-bytes", str(GIB), "--max-num-seqs", "8")
 
     assert "the planner prefers" in ran.err
     assert "requests of full length at once, as with this layout; use it with" in ran.err
 
 
-def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
+def test_an_explicit_layout_is_not_questioned(llama: Cluster) -> None:
     """Only its expected capacity is reported."""
     ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
 
@@ -76,7 +76,7 @@ def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
 
 @pytest.mark.parametrize("by", ["flag", "inventory"])
 def test_the_plan_chooses(llama: Cluster, by: str) -> None:
-    """With `--plan auto`, or by the inventory; the same command then finds the running server."""
+    """With `--plan auto`, or by the inventory; the same command then attaches."""
     flag = ("--plan", "auto") if by == "flag" else ()
     if by == "inventory":
         llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
@@ -91,8 +91,23 @@ def test_the_plan_chooses(llama: Cluster, by: str) -> None:
     assert (again.code, llama.world.verbs()) == (0, []), again.err
 
 
-def test_experts_go_where_the_plan_has_them(llama: Cluster) -> None:
-    """Of one server, for `serve` starts one; its arguments are the plan's, too."""
+@pytest.mark.parametrize("backend", ["mp", "ray"])
+def test_the_plan_chooses_for_replicas(llama: Cluster, backend: str) -> None:
+    """Each gets its share of the cluster; the same command then attaches."""
+    options = ("--plan", "auto", "--replicas", "2", "--backend", backend)
+    ran = llama.run(*SERVE, *options, *LENGTH)
+
+    assert ran.code == 0, ran.err
+    specs = [server["desired"] for server in llama.world.servers()]
+    assert {sum(spec["places"].values()) for spec in specs} == {8}
+    assert len({tuple(spec["places"]) for spec in specs}) == (2 if backend == "mp" else 1)
+    llama.world.changes.clear()
+    again = llama.run(*SERVE, *options, *LENGTH)
+    assert (again.code, llama.world.verbs()) == (0, []), again.err
+
+
+def test_experts_follow_the_plan(llama: Cluster) -> None:
+    """As one server, with the plan's arguments."""
     put(llama, models.QWEN_235B, 236_000_000_000)
     ran = llama.run(*SERVE, "--plan", "auto", *LENGTH)
 
@@ -104,15 +119,15 @@ def test_experts_go_where_the_plan_has_them(llama: Cluster) -> None:
     assert llama.world.verbs() == []
 
 
-def test_a_named_split_counts_before_the_inventory(llama: Cluster) -> None:
-    """A layout on the command line overrides `plan: auto`."""
+def test_an_explicit_layout_overrides_the_inventory(llama: Cluster) -> None:
+    """Even `plan: auto`."""
     llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
     assert llama.run(*SERVE, "--tp", "4", "--pp", "4", *LENGTH).code == 0
     assert (read_spec(llama)["tp"], read_spec(llama)["pp"]) == (4, 4)
 
 
-def test_what_does_not_fit_is_warned_of(llama: Cluster) -> None:
-    """It is started all the same, for a plan may be wrong; the plan itself chooses nothing then."""
+def test_a_model_that_does_not_fit_is_a_warning(llama: Cluster) -> None:
+    """It is started all the same, as a plan may be wrong; `plan: auto` fails."""
     put(llama, models.LLAMA_8B, 1_700 * GIB)
     ran = llama.run(*SERVE, *LENGTH)
     assert ran.code == 0
@@ -125,8 +140,8 @@ def test_what_does_not_fit_is_warned_of(llama: Cluster) -> None:
     assert "`vlaunch plan --model meta/llama`" in refused.err
 
 
-def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -> None:
-    """With the flag that starts it."""
+def test_too_many_sequences_for_recurrent_states(llama: Cluster) -> None:
+    """A warning with the flag that fits."""
     put(llama, models.QWEN_NEXT, 51 * GIB)
     ran = llama.run(*SERVE, *LENGTH, "--max-num-seqs", "4000", "--gpu-memory-utilization", "0.3")
     assert ran.code == 0
@@ -134,7 +149,7 @@ def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -
 
 
 def test_an_unknown_model_is_not_planned(llama: Cluster) -> None:
-    """There is no note; an explicit plan is refused."""
+    """Without a note; an explicit plan is rejected."""
     for machine in llama.world.machines.values():
         machine.config = None
     ran = llama.run(*SERVE, *LENGTH)
@@ -154,14 +169,14 @@ def test_an_unknown_model_is_not_planned(llama: Cluster) -> None:
     ],
 )
 def test_conflicting_options(cluster: Cluster, args: tuple[str, ...], message: str) -> None:
-    """Before any node is touched."""
+    """Before any contact with a node."""
     ran = cluster.run("serve", "--model", "org/m", *args)
     assert ran.code == 2
     assert message in ran.err
 
 
 def test_the_next_plan_knows_the_measured_capacity(llama: Cluster) -> None:
-    """`serve` and `plan` print the very figure in the history."""
+    """`serve` and `plan` print the figure in the history."""
     assert llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH).code == 0
     original = read_spec(llama)
     llama.unwant()
@@ -202,10 +217,8 @@ def plan(tp: int, pp: int, *starts: MeasuredStart) -> ServePlan:
     )
 
 
-def test_what_came_is_compared_with_the_plan() -> None:
-    """An estimate as a range; a figure that was measured before needs no words when it is the
-    same.
-    """
+def test_the_result_is_compared_with_the_plan() -> None:
+    """An estimate is a range; an unchanged measured figure is not mentioned."""
     estimated = plan(8, 2)
     tokens = estimated.tokens
     assert tokens is not None
@@ -220,7 +233,7 @@ def test_what_came_is_compared_with_the_plan() -> None:
 
 
 def test_an_extra_node() -> None:
-    """More stages for a replica that takes nodes, more replicas for one that fits a node."""
+    """More stages for a replica on several nodes, more replicas for one that fits a node."""
     started = MeasuredStart(
         at=1.0, tp=8, pp=2, dp=1, flags=EngineFlags(length=8192), concurrency=1200.0
     )

@@ -11,7 +11,7 @@ from tests.simulated import query
 @pytest.mark.parametrize(
     ("listening", "code"),
     [
-        # Redis, a dashboard, and another server where the inventory has the API
+        # Redis, a dashboard, and another server at the inventory's API port
         ((22, 6379, 8265, 8000), 0),
         ((22, 8001), 1),
     ],
@@ -40,9 +40,7 @@ def test_only_the_ports_of_this_server_matter(
 def test_an_open_endpoint_is_reported(
     cluster: Cluster, secrets: str, bind: str, warned: bool
 ) -> None:
-    """An API without a key, on an address that others can reach, is the user's choice, made
-    knowingly.
-    """
+    """An API without a key, on a reachable address, is the user's deliberate choice."""
     cluster.write(f"{INVENTORY.replace('secrets: {HF_TOKEN: {env: HF_TOKEN}}', secrets)}\n")
     assert cluster.run("up").code == 0
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--bind", bind, "--no-wait")
@@ -52,9 +50,7 @@ def test_an_open_endpoint_is_reported(
 
 
 def test_every_endpoint_is_reported(cluster: Cluster) -> None:
-    """A server with an API on each node has a line for each; an impossible mode is refused before
-    any query.
-    """
+    """A line per API; an impossible mode is rejected before any query."""
     assert cluster.run("up").code == 0
     cluster.commands.clear()
     args = ("serve", "--model", "org/m", "--dp", "2", "--skip-network-check", "--no-wait")

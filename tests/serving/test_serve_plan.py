@@ -1,4 +1,4 @@
-"""Plans that ask for a server: what they write down, when they attach, and what they refuse."""
+"""Plans of new servers: the written spec, attaching, and rejections."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_the_script(backend: str) -> None:
-    """Every word that is sent: one file on the head's own disk, whatever the backend."""
+    """All commands: one file on the head's own disk, for any backend."""
     start = plan_start(make_snapshot(), request(backend, args=("--chat-template", "it's")))
 
     check(GOLDEN / f"serve-{backend}.sh", render_script(INVENTORY, [start.plan]))
 
 
-def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
-    """But for the time, which is that of the writing; the file is whole, and of the login's."""
+def test_the_script_writes_the_same_spec(tmp_path: Path) -> None:
+    """Except for its time; atomically, as the SSH user."""
     start = plan_start(make_snapshot(), request(args=("--chat-template", "it's $HOME")))
     (step,) = start.plan.steps
     assert step.command.stdin is not None
@@ -75,7 +75,7 @@ def test_replicas_are_reported(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_the_same_request_attaches(backend: str) -> None:
-    """A server that runs already is watched, whatever it is doing, and nothing is sent."""
+    """To a running server in any state, without sending commands."""
     for state in ("waiting", "ready", "pausing"):
         start = plan_start(
             make_snapshot(server_row(request(backend), state)), request(backend), requested_at=8.0
@@ -102,9 +102,7 @@ FIGURES = "restarts unlimited instead of 7, canary 5 instead of 2.5, stuck 360 i
     ],
 )
 def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, message: str) -> None:
-    """It is watched as it is, with a note on the difference; `--replace` restarts it only if
-    something differs.
-    """
+    """It attaches with a note on the difference; `--replace` restarts it if any."""
     snapshot = make_snapshot(server_row(make_spec(request(), policy=runs)))
     start = plan_start(snapshot, request(), policy=policy)
     anew = plan_start(snapshot, request(), policy=policy, replace_other=True)
@@ -115,6 +113,15 @@ def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, messa
     )
     assert anew.attached is not bool(message)
     assert [stage.id for stage in anew.plan.stages] == (["preflight", "server"] if message else [])
+
+
+def test_a_server_of_another_version_is_not_overwritten() -> None:
+    """It may be running."""
+    snapshot = make_snapshot({"name": "default", "desired": {"version": 99}})
+
+    with pytest.raises(RequestError, match="server `default` may be running: its files are"):
+        plan_start(snapshot, request())
+    assert not plan_start(snapshot, request(), replace_other=True).attached
 
 
 def test_a_flag_that_the_running_server_contradicts() -> None:
@@ -146,10 +153,8 @@ def test_a_flag_that_the_running_server_contradicts() -> None:
         {"backend": "mp"},
     ],
 )
-def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
-    """Whatever differs makes another server; it is refused under the same name, unless it is to
-    take the place.
-    """
+def test_another_server_is_not_replaced_by_default(change: dict[str, Any]) -> None:
+    """Any difference makes another server, which is rejected under the same name."""
     snapshot, candidate = make_snapshot(server_row(request())), request(**change)
     with pytest.raises(RequestError, match="server `default` is already running org/m") as refused:
         plan_start(snapshot, candidate)
@@ -158,26 +163,29 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
     assert "`--name NAME`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
     assert [stage.id for stage in start.plan.stages] == ["preflight", "server"]
-    assert start.plan.notes[0] == "server `default` (org/m) is stopped first"
+    assert (
+        start.plan.notes[0]
+        == "server `default` (org/m) will be stopped once all checks have passed"
+    )
 
 
 @pytest.mark.parametrize("state", ["failed", "gave-up"])
-def test_a_server_that_is_over_makes_room(state: str) -> None:
-    """A dead server needs no `--replace`."""
+def test_a_dead_server_is_replaced(state: str) -> None:
+    """Without `--replace`."""
     start = plan_start(make_snapshot(server_row(request(model="org/other"), state)), request())
 
     assert (start.attached, len(start.plan.steps)) == (False, 1)
 
 
 def test_a_stopping_server_is_not_attached_to() -> None:
-    """It has no spec any more; the supervisor stops it before it starts the next one."""
+    """It has no spec; the supervisor stops it before it starts the next one."""
     stopping = {**server_row(request(), "stopping"), "desired": None}
 
     assert not plan_start(make_snapshot(stopping), request()).attached
 
 
-def test_a_second_server_takes_what_the_first_leaves() -> None:
-    """GPUs, ports, and the ports where ranks meet."""
+def test_a_second_server_uses_free_resources() -> None:
+    """GPUs, ports, and rendezvous ports."""
     first = make_spec(request("mp", tp=4, pp=2, gpus=4), BARE)
     second = plan_start(
         make_snapshot(server_row(first)),
@@ -194,8 +202,8 @@ def test_a_second_server_takes_what_the_first_leaves() -> None:
     assert judge_gate(second, "room") == []
 
 
-def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
-    """A node in between that is too small is left out."""
+def test_the_note_and_the_model_gate_of_mp_name_the_nodes_with_ranks() -> None:
+    """A node in between that is too small is omitted."""
     inventory = uneven(2, 1, 2)
     start = plan_start(
         ClusterSnapshot(site=Site(inventory)),
@@ -217,7 +225,7 @@ def test_the_model_is_queried_in_the_running_containers() -> None:
     ]
 
 
-def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
-    """A newer vlaunch asks questions that an older helper program does not understand."""
+def test_node_programs_of_running_containers_are_updated() -> None:
+    """A newer vlaunch sends queries that an older program does not know."""
     assert len(plan_files(make_snapshot().site).steps) == 2
     assert plan_files(Site(INVENTORY)).steps == ()

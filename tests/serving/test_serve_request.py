@@ -1,4 +1,4 @@
-"""Identity of servers: which differences make another one."""
+"""Identity of servers: relevant differences."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.served import (
 
 
 def test_a_ray_server() -> None:
-    """One process on the head, with everything that the supervisor and a rollback need."""
+    """One process on the head, with all fields for the supervisor and a rollback."""
     candidate = request(args=("--gpu-memory-utilization=0.5",))
     spec = make_spec(candidate, snapshot=make_snapshot(), policy=Policy(start_timeout=7200.0))
     (process,) = spec.processes
@@ -68,7 +68,7 @@ def test_a_ray_server() -> None:
         (5400.0, ("--cpu_distributed_timeout_seconds=60",), []),
     ],
 )
-def test_ranks_wait_for_the_others_as_long_as_a_start_may_take(
+def test_the_timeout_of_the_rendezvous(
     backend: Backend, timeout: float, args: tuple[str, ...], seconds: list[str]
 ) -> None:
     """A start timeout above Gloo's default is passed on unless the arguments set one; the server's
@@ -92,7 +92,7 @@ def test_a_single_node_has_no_timeout_option() -> None:
 
 
 def test_variables_of_a_request() -> None:
-    """Each process has them; what vlaunch sets itself, and what the inventory sets, stays."""
+    """All processes have them; variables of vlaunch and of the inventory stay."""
     env = {"A": "1", "NCCL_DEBUG": "TRACE"}
     first, two = make_spec(request("mp", env=env)).processes
 
@@ -125,8 +125,8 @@ def test_a_server_on_cpus() -> None:
     assert list(spec.processes[0].env) == ["VLLM_ENGINE_READY_TIMEOUT_S"]
 
 
-def test_what_the_user_sets_stays() -> None:
-    """A variable of the inventory is in the container already."""
+def test_variables_of_the_inventory_stay() -> None:
+    """They are already in the container."""
     own = {
         "VLLM_ENGINE_READY_TIMEOUT_S": "9",
         "NCCL_DEBUG": "WARN",
@@ -140,7 +140,7 @@ def test_what_the_user_sets_stays() -> None:
 
 
 def test_replicas_of_mp() -> None:
-    """Each node runs its own, numbered on from the first's, which alone has an API."""
+    """Every node runs its own, numbered from the first's, which alone has an API."""
     spec = make_spec(request("mp", tp=4, pp=None, dp=4))
     first, two = (process.argv for process in spec.processes)
 
@@ -156,7 +156,7 @@ def test_replicas_of_mp() -> None:
 
 
 def test_replicas_of_mp_behind_an_endpoint_of_every_node() -> None:
-    """None is headless; each keeps vLLM's own word, and knows where its numbers begin."""
+    """None is headless; vLLM's mode is unchanged, and every start number is known."""
     hybrid = "--data-parallel-hybrid-lb"
     spec = make_spec(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
     first, two = (process.argv for process in spec.processes)
@@ -171,7 +171,7 @@ def test_replicas_of_mp_behind_an_endpoint_of_every_node() -> None:
 
 
 def test_replicas_of_mp_with_explicit_numbers() -> None:
-    """vLLM takes a start for hybrid load balancing, and refuses the two together."""
+    """vLLM takes a start number for hybrid load balancing, and rejects the two together."""
     external = "--data-parallel-external-lb"
     spec = make_spec(request("mp", tp=8, pp=None, dp=2, args=(external,)))
 
@@ -181,8 +181,8 @@ def test_replicas_of_mp_with_explicit_numbers() -> None:
         assert process.replicas == (number, 1)
 
 
-def test_uneven_nodes_hold_what_they_can() -> None:
-    """The first node's share begins at nothing, the next where it ends."""
+def test_uneven_nodes() -> None:
+    """The first share starts at zero, the next at its end."""
     inventory = uneven(4, 2, 8)
     spec = make_spec(request("mp", tp=2, pp=None, dp=7, inventory=inventory), inventory)
 
@@ -198,7 +198,7 @@ def test_uneven_nodes_hold_what_they_can() -> None:
     [((8, 8), 4, "2", "strict"), ((8, 4), 3, "2", "fill"), ((4, 4, 4, 4), 2, "", "span")],
 )
 def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: str) -> None:
-    """One process on the head; where the replicas belong is in its environment."""
+    """One process on the head; its environment has the replicas' placement."""
     inventory = uneven(*gpus)
     spec = make_spec(request(tp=None, pp=None, dp=dp, inventory=inventory), inventory)
     (process,) = spec.processes
@@ -224,8 +224,8 @@ def test_ray_assigns_gpu_numbers_itself() -> None:
     assert [process.gpus for process in make_spec(chat(), BARE).processes] == [(0, 1, 2, 3)]
 
 
-def test_gpus_that_others_hold_are_not_used() -> None:
-    """Other GPUs come first, if there are enough. Indexes are those inside the container, which has
+def test_used_gpus_are_avoided() -> None:
+    """Other GPUs come first, if they suffice. Indexes are those inside the container, which has
     only the node's GPUs.
     """
     gpus = tuple(
@@ -256,7 +256,7 @@ def test_gpus_that_others_hold_are_not_used() -> None:
 
 
 def test_a_port_in_use_is_no_rendezvous() -> None:
-    """The next one is; it is no part of what makes a server the same."""
+    """The next one is; it does not affect the server's identity."""
     snapshot = make_snapshot()
     facts = {
         **snapshot.site.facts,
@@ -268,8 +268,8 @@ def test_a_port_in_use_is_no_rendezvous() -> None:
     assert spec.id == make_spec(request("mp")).id
 
 
-def test_a_server_that_is_stopping_has_no_spec_to_look_at() -> None:
-    """Its ports and GPUs are those of the record alone, which the plan does without."""
+def test_a_stopping_server_has_no_spec() -> None:
+    """Only its record has its ports and GPUs, which the plan does without."""
     other = {**server_row(request("mp", name="other", port=8001)), "desired": None}
     spec = make_spec(request("mp"), snapshot=make_snapshot(other))
 
@@ -277,7 +277,7 @@ def test_a_server_that_is_stopping_has_no_spec_to_look_at() -> None:
 
 
 def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:
-    """The head need not be among them."""
+    """It need not be the head."""
     spec = make_spec(request("mp", tp=8, pp=1, nodes=("n2",)))
 
     assert (spec.api_node, spec.places, [process.node for process in spec.processes]) == (

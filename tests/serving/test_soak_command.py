@@ -1,4 +1,4 @@
-"""`vlaunch soak`: the choice of the server and of the route to it, and the output."""
+"""`vlaunch soak`: server, route and output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def serving(up: Cluster, server: Endpoint) -> Cluster:
 def on_pause(
     serving: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], Any]], None]:
-    """A function that sets the action to run while a soak waits for its end."""
+    """A function that sets an action to run while a soak waits for its end."""
 
     def set_action(action: Callable[[], Any]) -> None:
         monkeypatch.setattr("launcher.serving.soak_command._pause", lambda _: action())
@@ -151,7 +151,7 @@ def test_a_head_that_stops_answering(
     serving: Cluster, on_pause: Callable[[Callable[[], Any]], None]
 ) -> None:
     """The rest of the verdict is printed."""
-    on_pause(lambda: serving.world.said.update(servers={"error": "gone"}))
+    on_pause(lambda: serving.world.responses.update(servers={"error": "gone"}))
     ran = serving.run("soak", "30m", "--json")
     verdict = json.loads(ran.out)
 
@@ -159,7 +159,7 @@ def test_a_head_that_stops_answering(
     assert verdict["failures"] == ["the server is unknown"]
 
 
-def test_unsuitable_servers_are_refused(serving: Cluster) -> None:
+def test_unsuitable_servers_are_rejected(serving: Cluster) -> None:
     """A server must generate text, be ready, and answer."""
     serving.world.observed["default"] |= {"task": "embedding"}
     ran = serving.run("soak", "1s")
@@ -182,7 +182,7 @@ def test_an_unreachable_node_has_no_counters(serving: Cluster) -> None:
     assert "gpu02" not in ran.out
 
 
-@pytest.mark.parametrize("arguments", [["30"], ["8d"], [], ["1s", "--streams", "65"]])
+@pytest.mark.parametrize("arguments", [["30x"], ["8d"], [], ["1s", "--streams", "65"]])
 def test_invalid_arguments(serving: Cluster, arguments: list[str]) -> None:
-    """Durations need a unit and have a maximum, as has the number of streams."""
+    """Durations have a maximum, as has the number of streams."""
     assert serving.run("soak", *arguments).code == 2

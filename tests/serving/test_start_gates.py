@@ -41,6 +41,7 @@ def test_preflight() -> None:
         "model",
         "room",
         "gpu-memory",
+        "engine-flags",
     ]
     assert gates(plan_start(make_snapshot(), request("mp"))) == [
         "agents",
@@ -48,13 +49,19 @@ def test_preflight() -> None:
         "model",
         "room",
         "gpu-memory",
+        "engine-flags",
     ]
 
 
 @pytest.mark.parametrize(
     ("own", "members", "text", "fix"),
     [
-        (container("n2", status="exited"), {"n2": 1.0}, "its container is exited", "`vlaunch up`"),
+        (
+            container("n2", status="exited"),
+            {"n2": 1.0},
+            "its container is not running (exited)",
+            "`vlaunch up`",
+        ),
         (None, {"n2": 1.0}, "has no container of this cluster", "run `vlaunch up` first"),
         (container("n2"), {}, "its agent never reported", "`vlaunch logs n2`"),
         (container("n2"), {"n2": 61}, "its agent last reported 61s ago", "`vlaunch logs n2`"),
@@ -77,8 +84,8 @@ def test_a_cluster_that_is_not_up(
     assert (finding.node, text in finding.text, fix in finding.fix) == ("n2", True, True)
 
 
-def test_nodes_that_an_mp_server_does_not_use_may_be_away() -> None:
-    """But for the head, whose agent starts everything."""
+def test_nodes_unused_by_an_mp_server_may_be_unreachable() -> None:
+    """Except for the head with its supervisor."""
     candidate = request("mp", tp=8, pp=1, nodes=("n1",))
 
     assert judge_gate(plan_start(make_snapshot(members={}), candidate), "agents") == []
@@ -88,8 +95,8 @@ def test_nodes_that_an_mp_server_does_not_use_may_be_away() -> None:
     ] == ["n1"]
 
 
-def test_a_server_on_a_lost_gpu_is_refused() -> None:
-    """Only nodes that the server uses, and whose driver reports the loss, count."""
+def test_a_server_on_a_lost_gpu_is_rejected() -> None:
+    """Only the server's nodes count, if their driver reports the loss."""
     snapshot = make_snapshot()
     lost = replace(snapshot.site.facts["n2"], lost_gpus=("GPU3: 0000:61:00.0: Unknown Error",))
     facts = {**snapshot.site.facts, "n2": lost}
@@ -121,7 +128,7 @@ def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
 
 
 def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
-    """A server of either backend, and batch jobs; Ray would let vLLM wait without a word."""
+    """A server of either backend, and batch jobs; Ray would let vLLM wait silently."""
     (finding,) = judge_gate(
         plan_start(make_snapshot(server_row(chat())), request(port=8001)), "room"
     )
@@ -132,7 +139,7 @@ def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
     assert "`vlaunch stop chat`" in finding.fix
 
 
-def test_ranks_that_ray_has_put_elsewhere() -> None:
+def test_ranks_placed_elsewhere_by_ray() -> None:
     """The supervisor's record counts, not the plan."""
     moved = server_row(request(name="chat", tp=2, pp=1), ranks={"n2": ["TP0", "TP1"]})
     (finding,) = judge_gate(
@@ -143,7 +150,7 @@ def test_ranks_that_ray_has_put_elsewhere() -> None:
 
 
 def test_gpus_used_by_ray_block_mp() -> None:
-    """Each node is judged by itself; a server's own GPUs count once."""
+    """Nodes are judged separately; a server's own GPUs count once."""
     snapshot = make_snapshot(
         server_row(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2"))
     )
@@ -185,8 +192,8 @@ def test_a_server_is_not_replaced_without_enough_gpus(
     assert all("`vlaunch stop b`" in finding.fix for finding in findings)
 
 
-def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
-    """A dashboard that hangs does not report free GPUs; without Ray there is none."""
+def test_mp_is_rejected_while_ray_is_silent() -> None:
+    """A hanging dashboard does not report free GPUs; without Ray there is no dashboard."""
     snapshot = make_snapshot(error="timed out")
     snapshot = replace(
         snapshot, payload={key: value for key, value in snapshot.payload.items() if key != "jobs"}
@@ -198,8 +205,8 @@ def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
 
 
 def test_the_user_of_the_port_is_named() -> None:
-    """On the node where it is, beside the GPUs that lack, with one that is free; the same port of
-    another node is no matter.
+    """On its node, with a free port, beside missing GPUs; the same port of another node does not
+    matter.
     """
     snapshot = make_snapshot(
         server_row(chat()), server_row(make_spec(chat(name="embed", port=8001)))
@@ -224,8 +231,8 @@ def test_every_endpoint_needs_its_port() -> None:
     assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is in use by server `apart`")
 
 
-def test_a_port_that_makes_room_is_free() -> None:
-    """Its listener stops with the replaced server; any other one blocks the start."""
+def test_a_replaced_servers_port_is_free() -> None:
+    """Its listener stops with the server; any other one blocks the start."""
     snapshot = make_snapshot(server_row(request(model="org/other")))
     facts = {
         **snapshot.site.facts,
@@ -244,10 +251,8 @@ def test_a_port_that_makes_room_is_free() -> None:
     ("candidate", "status"),
     [(request(tp=1, pp=1), "warn"), (request(), "fail"), (request("mp"), "fail")],
 )
-def test_gpu_memory_that_others_hold(candidate: ServeRequest, status: str) -> None:
-    """Ray may choose such a GPU or another one: that is warned of. Where the server takes all, it
-    cannot start.
-    """
+def test_used_gpu_memory(candidate: ServeRequest, status: str) -> None:
+    """A warning, as Ray may choose another GPU; a failure if the server needs all."""
     gpus = tuple(
         Gpu(index=at, name="", memory_total=80000, memory_used=0, driver="1", uuid=f"GPU-{at}")
         for at in range(8)

@@ -16,14 +16,14 @@ from tests.simulated import query
 
 @pytest.fixture
 def up(cluster: Cluster) -> Cluster:
-    """A cluster that is up."""
+    """A running cluster."""
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     return cluster
 
 
-def test_a_whole_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
-    """On standard output, without talk; nothing is changed."""
+def test_a_healthy_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
+    """On standard output, without messages or changes."""
     ran = up.run("status")
 
     assert (ran.code, ran.err, up.world.changes) == (0, "", [])
@@ -42,8 +42,8 @@ def test_an_empty_cluster_is_exit_code_1(cluster: Cluster) -> None:
     assert ran.out.count("missing") >= 2
 
 
-def test_json_says_all_that_the_table_does(up: Cluster) -> None:
-    """And whether it is whole."""
+def test_json_has_the_tables_content(up: Cluster) -> None:
+    """And the health."""
     data = json.loads(up.run("status", "--json").out)
 
     assert data["whole"] is True
@@ -63,8 +63,8 @@ def serving(up: Cluster) -> Cluster:
     return up
 
 
-def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
-    """A loaded server is green, and the cluster whole."""
+def test_servers_have_their_own_lines(serving: Cluster) -> None:
+    """A loaded server is green, and the cluster healthy."""
     ran = serving.run("status")
 
     assert (ran.code, ran.err) == (0, "")
@@ -105,7 +105,7 @@ def test_servers_without_progress(serving: Cluster) -> None:
 
 def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
     """The state of its servers is unknown."""
-    serving.world.said["jobs"] = {"error": "the agent's main loop has hung for 20 s"}
+    serving.world.responses["jobs"] = {"error": "the agent's main loop has hung for 20 s"}
     ran = serving.run("status")
 
     assert ran.code == 1
@@ -113,7 +113,7 @@ def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
 
 
 def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:
-    """The inventory was changed since."""
+    """After a change of the inventory."""
     up.write(INVENTORY.replace("cluster: c\n", "cluster: c\nenv: {A: '1'}\n"))
     ran = up.run("status")
 
@@ -121,7 +121,7 @@ def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:
     assert "gpu[01-02]: drift: env A: unset → 1" in ran.out
 
 
-def test_a_node_that_cannot_be_reached_is_in_the_table(up: Cluster) -> None:
+def test_an_unreachable_node_is_in_the_table(up: Cluster) -> None:
     """The other nodes are still queried."""
     up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     ran = up.run("status")
@@ -133,7 +133,7 @@ def test_a_node_that_cannot_be_reached_is_in_the_table(up: Cluster) -> None:
 
 
 def test_a_table_in_a_pipe_is_not_folded(up: Cluster) -> None:
-    """`vlaunch status | grep NODE` finds the node, however long its name is."""
+    """`vlaunch status` piped into `grep NODE` works for long names."""
     name = "gpu02-with-a-very-long-name.rack-seven.second-hall.example"
     up.write(INVENTORY.replace("{host: gpu02,", f"{{host: gpu02, name: {name},"))
     up.missing[name] = ConnectError(name, "cannot be reached")
@@ -141,10 +141,10 @@ def test_a_table_in_a_pipe_is_not_folded(up: Cluster) -> None:
     assert any(line.startswith(f"{name} ") for line in up.run("status").out.splitlines())
 
 
-def test_watching_as_json_looks_again_until_ctrl_c(
+def test_watching_as_json_repeats_until_ctrl_c(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each query prints an object."""
+    """An object per query."""
     naps = iter([None, KeyboardInterrupt()])
 
     def sleep(_: float) -> None:

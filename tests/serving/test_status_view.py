@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from launcher.app.terminal import show
+from launcher.front.front_plan import FrontState
 from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render_status
@@ -93,7 +94,7 @@ AGAIN = supervision.make_record(
 
 
 def make_status(state: str, **fields: Any) -> ServerStatus:
-    """Return a server of one node, with what the terminal is to show of it."""
+    """Return a server of one node, with some fields."""
     return ServerStatus(
         **{
             "name": "default",
@@ -112,7 +113,7 @@ def drawn(
     nodes: tuple[NodeStatus, ...] = NODES,
     servers: tuple[ServerStatus, ...] = (ANSWERING,),
 ) -> str:
-    """Render a status as a console of this width prints it, without colour."""
+    """Return a status as printed on a console of some width, without colour."""
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     status = ClusterStatus(
         cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1"
@@ -123,8 +124,8 @@ def drawn(
     return file.getvalue()
 
 
-def test_certificates_that_expire_soon_have_a_line() -> None:
-    """The warning is shown unchanged."""
+def test_expiring_certificates_have_a_line() -> None:
+    """With the unchanged warning."""
     warning = "the agents' certificates expire on 2032-02-28; run `vlaunch up` to renew them"
     status = ClusterStatus(cluster="c", nodes=NODES, endpoint="", certificates=warning)
     console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
@@ -136,7 +137,7 @@ def test_certificates_that_expire_soon_have_a_line() -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_table(width: int) -> None:
-    """Nothing is lost in a narrow terminal, and remarks are folded."""
+    """Complete in a narrow terminal, with folded remarks."""
     text = drawn(width)
 
     assert all(len(line) <= width for line in text.splitlines())
@@ -182,15 +183,23 @@ def test_the_table(width: int) -> None:
     ids=lambda server: server.state,
 )
 def test_the_servers_line(server: ServerStatus) -> None:
-    """The state is a word, and its reason stands beside it."""
+    """The state with its reason."""
     golden.check(
         GOLDEN / f"server-{server.state}.txt",
         drawn(100, nodes=(), servers=(server,)).split("\n", 2)[2],
     )
 
 
+def test_a_replica_out_of_rotation_is_named() -> None:
+    """While others are ready."""
+    text = "out of rotation: other replicas get new requests"
+    assert text not in drawn(200)
+    record = supervision.make_record("chat", drained=True)
+    assert text in drawn(200, servers=(ANSWERING, replace(BUSY, observed=record)))
+
+
 def test_every_endpoint_has_a_line() -> None:
-    """The line has its URL, state and reason; while they start, they have the server's state."""
+    """With URL, state and reason; during the start, with the server's state."""
     good = Endpoint(node="gpu01", url="http://10.0.0.11:8000/v1", state="answering")
     dead = Endpoint(
         node="gpu02",
@@ -212,8 +221,8 @@ def test_every_endpoint_has_a_line() -> None:
     assert "8000" not in drawn(100, nodes=(), servers=(again,))
 
 
-def test_a_container_with_every_right_is_named() -> None:
-    """With what it means, nodes of which it is true together."""
+def test_privileged_containers_are_named() -> None:
+    """With the consequence; nodes are folded."""
     nodes = tuple(replace(node, privileged=True) for node in NODES[:2])
 
     assert "  gpu[01-02]: its container is privileged: its root is root on the node\n" in drawn(
@@ -221,7 +230,17 @@ def test_a_container_with_every_right_is_named() -> None:
     )
 
 
-def test_what_engines_compiled_is_shown_with_its_size() -> None:
+def test_an_agent_of_another_version_is_named() -> None:
+    """With the commands that replace it."""
+    nodes = tuple(replace(node, old_agent=True) for node in NODES[:2])
+
+    assert (
+        "  gpu[01-02]: its agent runs another version of vlaunch; to replace it, run `vlaunch"
+        " down`, then `vlaunch up`: this stops all servers\n"
+    ) in drawn(200, nodes=nodes)
+
+
+def test_the_compile_cache_is_shown_with_its_size() -> None:
     """Nodes with as much of it together; nothing where it is not worth a word."""
     sizes = (1 << 30, (1 << 30) + 4096, 340 << 20, 4096)
     nodes = tuple(replace(node, compiled=size) for node, size in zip(NODES, sizes, strict=True))
@@ -230,8 +249,8 @@ def test_what_engines_compiled_is_shown_with_its_size() -> None:
     assert "compiled" not in drawn(200)
 
 
-def test_models_that_are_not_finished_are_named() -> None:
-    """With what goes on with them, nodes of which it is true together."""
+def test_incomplete_models_are_named() -> None:
+    """With their progress; nodes are folded."""
     unfinished = UnfinishedModel(kind="copy", model="org/m", bytes=5 << 20)
     nodes = tuple(replace(node, unfinished=(unfinished,)) for node in NODES[:2])
 
@@ -241,12 +260,12 @@ def test_models_that_are_not_finished_are_named() -> None:
 
 
 def test_no_server_is_reported() -> None:
-    """In the words of old."""
+    """In the unchanged format."""
     assert "server: none" in drawn(80, servers=())
 
 
 def test_several_servers_have_their_names() -> None:
-    """One that was given no name too; alone it needs none."""
+    """Including the default one, which has no name when alone."""
     lines = drawn(200, servers=(ANSWERING, BUSY)).splitlines()
 
     assert [line.partition(":")[0] for line in lines if line.startswith("server")] == [
@@ -279,8 +298,8 @@ def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
 
 
 @pytest.mark.parametrize("at", [-1.0, 253402300800.0, 2.0**61])
-def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
-    """A number that is no moment would end the command, where it is turned into one."""
+def test_a_fault_at_an_impossible_date(at: float) -> None:
+    """The conversion of its time must not fail."""
     assert "last of 4 faults at " in drawn(
         200,
         servers=(
@@ -291,8 +310,8 @@ def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
     )
 
 
-def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
-    """Everything that was read from a node may hold escape sequences."""
+def test_the_table_is_sanitized() -> None:
+    """Everything from a node may contain escape sequences."""
     bad = "\x1b[31mred\x1b]0;title\x07\x9b2J"
     node = NodeStatus(
         node="a",
@@ -324,15 +343,29 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
         assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), servers=(server,)))
 
 
-def test_an_empty_or_blank_trouble_is_no_error() -> None:
+def test_an_empty_reason_is_no_error() -> None:
     """Any text renders as a table."""
     node = NodeStatus(node="a", role="head", ip="10.0.0.1", container="unknown", trouble="\n")
 
     assert "unknown" in drawn(80, nodes=(node,))
 
 
-def test_what_a_model_gave_that_does_not_generate() -> None:
-    """Stands where a completion has its fingerprint."""
+def test_answers_of_pooling_models() -> None:
+    """In place of a completion's fingerprint."""
     embeds = replace(ANSWERING, fingerprint="", came="an embedding of 128 numbers", load=None)
 
     assert "an embedding of 128 numbers, answered in 0.3s" in drawn(200, servers=(embeds,))
+
+
+def test_replicas_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Above their own lines, with the address of all."""
+    one = replace(ANSWERING, name="chat")
+    two = replace(ANSWERING, name="chat.2", state="starting", detail="loading")
+    front = FrontState(url="https://models:8443/NAME/v1", nodes={"gpu01": "running"})
+    status = ClusterStatus(
+        cluster="c", nodes=(), servers=(one, two), endpoint=one.endpoint, front=front
+    )
+    show(render_status(status))
+    lines = capsys.readouterr().out.splitlines()
+
+    assert "replicas of chat: 1 of 2 ready  https://models:8443/chat/v1" in lines

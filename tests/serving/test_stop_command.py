@@ -1,4 +1,4 @@
-"""`vlaunch stop`: the servers it stops, the waits, and the removal of records."""
+"""`vlaunch stop`: stopped servers, waits, and removal of records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(cluster: Cluster) -> list[str]:
 
 
 def test_the_only_server_need_not_be_named(served: Cluster) -> None:
-    """With several, they are listed, and nothing is touched."""
+    """Several are listed, without a change."""
     both = served.run("stop")
     served.unwant("chat")
     ran = served.run("stop", "--json")
@@ -39,24 +39,34 @@ def test_the_only_server_need_not_be_named(served: Cluster) -> None:
 
 
 def test_a_server_of_several_is_stopped_by_its_name(served: Cluster) -> None:
-    """The other one goes on; only the head is reached."""
+    """The other one continues; only the head is contacted."""
     ran = served.run("stop", "chat")
 
     assert (ran.code, names(served)) == (0, ["default"]), ran.err
     assert {command.node for command in served.world.changes} == {"gpu01"}
 
 
-def test_all_of_them(served: Cluster) -> None:
+def test_a_server_named_with_the_option(served: Cluster) -> None:
+    """As in other commands; another name beside it is a contradiction, and no job is meant."""
+    differ = served.run("stop", "--server", "chat", "default")
+    unknown = served.run("stop", "--server", "job")
+    ran = served.run("stop", "--server", "chat", "chat")
+
+    assert (differ.code, unknown.code) == (2, 2)
+    assert "--server chat and default differ" in differ.err
+    assert "no server `job` is running" in unknown.err
+    assert (ran.code, names(served)) == (0, ["default"]), ran.err
+
+
+def test_stop_all(served: Cluster) -> None:
     """In one go; a name beside it would be a contradiction."""
     assert served.run("stop", "--all", "chat").code == 2
     assert (served.run("stop", "--all").code, names(served)) == (0, [])
     assert "no server is running; nothing was stopped" in served.run("stop", "--all").err
 
 
-def test_a_name_that_nothing_has(served: Cluster) -> None:
-    """It is neither a server nor a batch job; the error lists the existing ones, and nothing is
-    stopped.
-    """
+def test_an_unknown_name(served: Cluster) -> None:
+    """Neither a server nor a batch job: the error lists the existing ones, and none is stopped."""
     ran = served.run("stop", "chta")
 
     assert (ran.code, len(names(served))) == (2, 2)
@@ -64,7 +74,7 @@ def test_a_name_that_nothing_has(served: Cluster) -> None:
     assert "`chat`, `default`" in ran.err
 
 
-def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
+def test_a_server_that_does_not_stop_is_no_success(served: Cluster) -> None:
     """The error names its state; the same command waits again."""
     stopping = {**served.world.servers()[0], "desired": None}
     stopping["observed"] = {
@@ -73,7 +83,7 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
         "doing": "its ranks have had 10 s to end",
     }
     report = {"servers": [stopping], "members": {}, "agent": 1.0}
-    served.world.said |= {"servers": report, "jobs": {"jobs": [], **report}}
+    served.world.responses |= {"servers": report, "jobs": {"jobs": [], **report}}
     ran = served.run("stop", "chat")
 
     assert ran.code == 1
@@ -83,8 +93,8 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
 @pytest.mark.parametrize(
     ("state", "message"), [("failed", "failed"), ("gave-up", "restart limit reached")]
 )
-def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, message: str) -> None:
-    """After `stop`, a failed server no longer makes `status` fail."""
+def test_a_failed_servers_record_is_removed(served: Cluster, state: str, message: str) -> None:
+    """Then it no longer makes `status` fail."""
     files = served.world.machines["gpu01"].files
     files["server/chat/observed.json"] = files["server/chat/history.json"] = b"{}"
     served.world.observed["chat"] = {"state": state}
@@ -96,8 +106,8 @@ def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, message
     assert f"removed the record of server `chat` ({message})" in ran.err
 
 
-def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: Cluster) -> None:
-    """They would come back with it; the output names processes on other nodes, and the command that
+def test_records_are_removed_without_the_heads_container(served: Cluster) -> None:
+    """Servers would return with it; the output names processes on other nodes, and a command that
     stops them.
     """
     served.world.stop("gpu01")
@@ -109,8 +119,8 @@ def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: C
 
 
 def test_an_unresponsive_ray_does_not_block_stop(served: Cluster) -> None:
-    """The agent lists the servers; that Ray has their GPUs back cannot be verified."""
-    served.world.said["jobs"] = {"error": "timed out", **served.world.kept()}
+    """The agent lists the servers; the release of Ray's GPUs cannot be verified."""
+    served.world.responses["jobs"] = {"error": "timed out", **served.world.head_report()}
     ran = served.run("stop", "chat")
 
     assert (ran.code, names(served)) == (1, ["default"])
@@ -118,8 +128,8 @@ def test_an_unresponsive_ray_does_not_block_stop(served: Cluster) -> None:
 
 
 def test_servers_in_an_unknown_state(served: Cluster) -> None:
-    """It failed (exit code 1), with what was seen."""
-    served.world.said["servers"] = served.world.said["jobs"] = {"error": "no such file"}
+    """A failure (exit code 1), with the known facts."""
+    served.world.responses["servers"] = served.world.responses["jobs"] = {"error": "no such file"}
     ran = served.run("stop")
 
     assert (ran.code, len(names(served))) == (1, 2)
@@ -137,7 +147,7 @@ def test_a_dry_run_stops_nothing(served: Cluster) -> None:
 
 
 def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
-    """A folder of root's, say: the server goes on."""
+    """For example root's: the server continues."""
     served.world.fail["gpu01", "unwant"] = Answer(
         node="gpu01", code=1, err="rm: cannot remove: Permission denied"
     )
@@ -147,7 +157,7 @@ def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
     assert "Permission denied" in ran.err
 
 
-def test_a_batch_job_beside_it_goes_on(served: Cluster) -> None:
+def test_a_batch_job_beside_it_continues(served: Cluster) -> None:
     """A note has the command that stops it."""
     batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b"}}
     served.world.jobs.append(batch)

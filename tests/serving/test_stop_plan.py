@@ -1,4 +1,4 @@
-"""Plans that end servers: what is sent, and what must hold until they are gone."""
+"""Plans that stop servers: commands, and the conditions of their completion."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def judged(
     *ports: int,
     ray: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """Judge the head's answers: its servers with Ray's tables, and whether each port is open (0
-    as `docker exec` ends).
+    """Judge the head's answers: its servers with Ray's tables, and the exit code of every port
+    probe (0: open).
     """
     report = {"error": "timed out"} if current is None else {**current, **(ray or {})}
     answers = [Answer(node="n1", code=1 if current is None else 0, out=json.dumps(report))]
@@ -47,7 +47,7 @@ def judged(
 
 
 def test_a_server_loses_its_spec() -> None:
-    """The file on the head's disk goes; then the supervisor, the port and Ray are waited for."""
+    """The file on the head's disk is removed; then supervisor, port and Ray are awaited."""
     listed = servers.parse_servers({"servers": [server_row(request())]}).servers
     (stage,) = plan_stop(make_snapshot().site, listed, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
@@ -57,12 +57,12 @@ def test_a_server_loses_its_spec() -> None:
         ("rm", "-f", f"{FOLDER}/default/desired.json"),
     )
     assert {command.node for command in gate.queries} == {"n1"}
-    assert gate.deadline == 75
+    assert gate.deadline == 125
     assert plan_stop(make_snapshot().site, (), 15).stages == ()
 
 
 def test_a_server_is_gone_when_nothing_remains() -> None:
-    """Each of what it held is waited for, and named."""
+    """All of its resources are awaited, and named."""
     gate, free = stopped(server_row(request())), {"jobs": [], "groups": table()}
     gone: dict[str, Any] = {"servers": []}
     ending = {
@@ -82,7 +82,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
 
 
 def test_the_port_of_every_endpoint_is_waited_for() -> None:
-    """The head probes each one at its node's address."""
+    """The head probes them at their nodes' addresses."""
     gate = stopped(server_row(request("mp", dp=2, pp=None, args=("-dph",))))
     probes = [
         command for command in gate.queries if "python3" in command.argv and "-c" in command.argv
@@ -96,8 +96,8 @@ def test_the_port_of_every_endpoint_is_waited_for() -> None:
     assert judged(gate, {"servers": []}, 1, 0, ray=free).text == "port 8000 on n2 is still open"
 
 
-def test_what_others_hold_is_not_waited_for() -> None:
-    """A server beside it, and batch jobs."""
+def test_resources_of_others_are_not_awaited() -> None:
+    """Another server's, and batch jobs'."""
     other = make_spec(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
     current, groups = {"servers": [server_row(other)]}, table(group(4, ip="10.0.0.1"))
     batch = {"submission_id": "b-1", "status": "RUNNING"}
@@ -120,7 +120,7 @@ def test_what_others_hold_is_not_waited_for() -> None:
 
 
 def test_without_the_heads_container_stop_does_not_wait() -> None:
-    """The file goes all the same: the server does not come back with the head."""
+    """The file is removed all the same: the server does not return with the head."""
     facts = {
         **make_snapshot().site.facts,
         "n1": HostFacts(containers=(container("n1", status="exited"),)),
@@ -130,8 +130,8 @@ def test_without_the_heads_container_stop_does_not_wait() -> None:
     assert (len(stage.steps), stage.gates) == (1, ())
 
 
-def test_what_is_over_is_forgotten() -> None:
-    """With why; what has answered before stays."""
+def test_records_of_failed_servers_are_removed() -> None:
+    """With their cause; the history stays."""
     (step,) = plan_forget(make_snapshot().site, ["chat"]).steps
 
     assert step.command.argv == (
@@ -165,8 +165,8 @@ def test_what_is_over_is_forgotten() -> None:
 def test_judging_a_stopped_server(
     alive: list[str], ports: list[str], payload: Any, others: float, text: str
 ) -> None:
-    """Down means gone: what is left is waited for, but for what others hold; absence is observed,
-    never assumed.
+    """All of its resources must be free, except those of others; absence is observed, never
+    assumed.
     """
     (finding,) = judge_stopped(alive, ports, payload, others)
 

@@ -31,8 +31,8 @@ def test_the_port_of_the_head_is_forwarded(
     assert "Ctrl-C" in ran.err
 
 
-def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
-    """It may listen elsewhere than in the inventory; the dashboard does not move."""
+def test_the_running_server_is_used(cluster: Cluster) -> None:
+    """It may listen elsewhere than in the inventory, unlike the dashboard."""
     assert cluster.run("up").code == 0
     supervision.store_server(cluster.world, supervision.make_spec(host="10.0.0.11", port=9000))
     # A tunnel needs the head alone.
@@ -47,8 +47,8 @@ def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
     ]
 
 
-def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
-    """To the node that has its API; without a name it must be the only one."""
+def test_every_server_has_its_own_tunnel(cluster: Cluster) -> None:
+    """To its API's node; without a name it must be the only one."""
     assert cluster.run("up").code == 0
     supervision.store_server(cluster.world, supervision.make_spec("chat"))
     supervision.store_server(cluster.world, supervision.make_spec("embed", node="gpu02", port=8001))
@@ -56,7 +56,7 @@ def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
 
     assert cluster.run("tunnel", "--server", "embed").out == "http://127.0.0.1:8001\n"
     assert cluster.forwards == [("gpu02", "127.0.0.1", 8001, 8001)]
-    assert (ran.code, "2 servers run: `chat`, `embed`" in ran.err) == (2, True)
+    assert (ran.code, "2 servers are running: `chat`, `embed`" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
     [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])],
     ids=["both", "no Ray"],
 )
-def test_a_dashboard_that_is_none_is_a_usage_error(
+def test_a_missing_dashboard_is_a_usage_error(
     inventory: str, args: list[str], cluster: Cluster
 ) -> None:
-    """Nothing is reached."""
+    """No node is contacted."""
     cluster.write(f"{INVENTORY}{inventory}\n")
 
-    assert (cluster.run("tunnel", *args).code, cluster.asked) == (2, [])
+    assert (cluster.run("tunnel", *args).code, cluster.fleet_options) == (2, [])
 
 
-def test_a_port_that_is_none_is_a_usage_error(cluster: Cluster) -> None:
-    """Nothing is reached."""
-    assert (cluster.run("tunnel", "--local-port", "70000").code, cluster.asked) == (2, [])
+def test_an_invalid_port_is_a_usage_error(cluster: Cluster) -> None:
+    """No node is contacted."""
+    assert (cluster.run("tunnel", "--local-port", "70000").code, cluster.fleet_options) == (2, [])

@@ -1,4 +1,4 @@
-"""Watching a server: phases from recorded logs, readiness by a completion, and every failure."""
+"""Waiting for a server: phases from recorded logs, readiness by a completion, and every failure."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def log(name: str) -> str:
 
 @dataclass
 class World:
-    """A head and a node with an API that return `looks` in turn, the last one repeatedly; sleeping
-    advances the time.
+    """A head and a node with an API that return `sequence` in turn, the last one repeatedly; sleeps
+    advance the time.
     """
 
-    looks: list[dict[str, Any]]
+    sequence: list[dict[str, Any]]
     spec: Desired
     now: float = 0.0
     position: int = -1
 
-    def look(self) -> dict[str, Any]:
-        return self.looks[min(max(self.position, 0), len(self.looks) - 1)]
+    def current(self) -> dict[str, Any]:
+        return self.sequence[min(max(self.position, 0), len(self.sequence) - 1)]
 
     def answer(self, command: Command) -> Answer:
         argv, node = command.argv, command.node
@@ -75,16 +75,16 @@ class World:
         if path == "servers":
             assert (node, self.spec.api_node) == ("n1", "n2")
             self.position += 1
-            return self._answer(node, self.look()["head"], self.servers)
+            return self._answer(node, self.current()["head"], self.servers)
         assert path == "watch"
         assert (node, "name=default&" in argv[-1]) == (self.spec.api_node, True)
         if node == "n1":
             self.position += 1
-            api, head = self.look()["api"], self.look()["head"]
+            api, head = self.current()["api"], self.current()["head"]
             if isinstance(head, Answer):
                 return self._answer(node, head, self.servers)
             return self._answer(node, api, lambda answer: {**answer, **self.servers({**head})})
-        return self._answer(node, self.look()["api"], lambda answer: answer)
+        return self._answer(node, self.current()["api"], lambda answer: answer)
 
     def servers(self, head: dict[str, Any]) -> dict[str, Any]:
         defaults = {
@@ -117,14 +117,14 @@ class World:
         self.now += seconds
 
 
-def look(
+def make_answers(
     text: str = "",
     state: str = "starting",
     listening: bool = False,
     anew: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return the answers to one query; `fields` are of the supervisor's record."""
+    """Return the answers to one query; `fields` belong to the supervisor's record."""
     api = {"log": text, "offset": len(text.encode()), "anew": anew, "listening": listening}
     record = {
         "state": state,
@@ -140,7 +140,7 @@ def failed(
     what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any
 ) -> dict[str, Any]:
     """Return the answers for a server whose supervisor has given up."""
-    return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
+    return make_answers(state=state, faults=[{"at": 1.0, "what": what, **fault}])
 
 
 READY: dict[str, Any] = {
@@ -153,9 +153,9 @@ READY: dict[str, Any] = {
 
 
 def refusal(status: int, error: str, times: int = 3, **fields: Any) -> dict[str, Any]:
-    """Return the answers for a starting server that refuses the supervisor's first request."""
+    """Return the answers for a starting server that rejects the supervisor's first request."""
     first = {"status": status, "error": error, "times": times, **fields}
-    return look(listening=True, first_answer=first)
+    return make_answers(listening=True, first_answer=first)
 
 
 def make_spec(
@@ -179,14 +179,14 @@ def make_spec(
 
 
 def follow(
-    *looks: dict[str, Any],
+    *sequence: dict[str, Any],
     timeout: float = 600,
     attached: bool = False,
     dp: int = 1,
     **options: Any,
 ) -> tuple[World, list[Event], ReadyServer]:
-    """Watch a server until it has answered; of an error, `events` are what came before."""
-    world = World(list(looks), make_spec(dp, **options))
+    """Wait until a server has answered; after an error, `events` are the earlier ones."""
+    world = World(list(sequence), make_spec(dp, **options))
     events: list[Event] = []
     generator = watch_start(
         Site(INVENTORY),
@@ -210,12 +210,14 @@ def follow(
 def in_pieces(text: str, count: int) -> list[dict[str, Any]]:
     lines = text.splitlines(keepends=True)
     size = len(lines) // count + 1
-    return [look("".join(lines[i : i + size])) for i in range(0, len(lines), size)]
+    return [make_answers("".join(lines[i : i + size])) for i in range(0, len(lines), size)]
 
 
 def test_a_start_is_reported_in_phases() -> None:
-    """Each phase is reported once, in order, at its end; the last step is a completion."""
-    _, events, served = follow(look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(**READY))
+    """Every phase once, in order, at its end; the last step is a completion."""
+    _, events, served = follow(
+        make_answers(), *in_pieces(log("serve_ray_pp2_ok"), 40), make_answers(**READY)
+    )
     done = [event.text for event in events if event.kind == "step"]
 
     assert done[0] == "starting vLLM"
@@ -240,9 +242,11 @@ def waits(events: list[Event]) -> list[str]:
         ("", "pending"),
     ],
 )
-def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
-    """The text is the supervisor's, with node names."""
-    _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
+def test_the_reason_of_a_wait_is_reported(doing: str, message: str) -> None:
+    """The supervisor's text, with node names."""
+    _, events, _ = follow(
+        make_answers(state="waiting", doing=doing), make_answers(), make_answers(**READY)
+    )
 
     assert waits(events)[0] == message
     assert waits(events)[1] == "starting vLLM"
@@ -257,28 +261,30 @@ def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
 
 def test_a_server_without_a_supervisor_yet() -> None:
     """The supervisor has not read the spec, or its record is of the previous server."""
-    before = look(state="ready", asked=6.0)
-    _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
+    before = make_answers(state="ready", asked=6.0)
+    _, events, _ = follow(
+        {**make_answers(), "head": {"observed": None}}, before, make_answers(**READY)
+    )
 
     assert set(waits(events)[:2]) == {"the head's agent has not picked it up yet"}
 
 
-def test_a_server_that_recovers_is_waited_for() -> None:
-    """Neither the dead engine's log nor its API's answer ends the watch; nodes have their names."""
+def test_a_recovering_server_is_awaited() -> None:
+    """Neither the dead engine's log nor its API's answer ends the wait."""
     died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
     _, events, served = follow(
-        look(log("serve_ray_pp2_ok")),
-        look(log("fail_rank_killed"), "stopping", listening=True, **died),
+        make_answers(log("serve_ray_pp2_ok")),
+        make_answers(log("fail_rank_killed"), "stopping", listening=True, **died),
         *[
-            look(
+            make_answers(
                 state="pausing",
                 doing="starting again in 5 s, after rank 1 on 10.0.0.2 ended",
                 **died,
             )
         ]
         * 12,
-        look(log("serve_ray_pp2_ok"), anew=True, **died),
-        look(**READY, **died),
+        make_answers(log("serve_ray_pp2_ok"), anew=True, **died),
+        make_answers(**READY, **died),
     )
 
     assert served.first.fingerprint == "vllm-pp2"
@@ -305,8 +311,8 @@ def test_a_supervisor_that_gave_up() -> None:
     assert "vlaunch stop" not in raised.value.hint
 
 
-def test_a_long_cause_is_reported_whole_below() -> None:
-    """The first line holds its beginning only."""
+def test_a_long_cause_is_complete_in_the_evidence() -> None:
+    """The first line has only its beginning."""
     cause = "ValueError: " + "no such thing, " * 20
     with pytest.raises(ServerError) as raised:
         follow(failed("restart limit of 3 reached in an hour", "gave-up", cause=cause))
@@ -315,9 +321,9 @@ def test_a_long_cause_is_reported_whole_below() -> None:
     assert raised.value.message.endswith("…")
 
 
-def test_what_was_observed() -> None:
-    """Endpoint, ranks by node, capacity and times come back as they were seen."""
-    _, _, served = follow(look(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))
+def test_the_result() -> None:
+    """Endpoint, ranks by node, capacity and times as observed."""
+    _, _, served = follow(make_answers(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))
 
     assert summary_json(served) == {
         "endpoint": "http://10.0.0.1:8000/v1",
@@ -334,14 +340,14 @@ def test_what_was_observed() -> None:
 
 def test_ranks_without_names() -> None:
     """The planned placement is shown instead."""
-    assert follow(look(**READY))[2].ranks == {"n1": ("1 rank",), "n2": ("1 rank",)}
+    assert follow(make_answers(**READY))[2].ranks == {"n1": ("1 rank",), "n2": ("1 rank",)}
 
 
 def test_an_api_on_another_node_than_the_head() -> None:
-    """The head has its state; its own node has the log, the API and the address."""
+    """The head has its state; the API's node has log and address."""
     _, events, served = follow(
         *in_pieces(log("serve_mp_pp2_node0_ok"), 9),
-        look(**READY),
+        make_answers(**READY),
         backend="mp",
         nodes=("n2",),
         dp=1,
@@ -354,7 +360,7 @@ def test_an_api_on_another_node_than_the_head() -> None:
 def test_listening_is_not_ready() -> None:
     """Only the supervisor's verdict ends the wait; meanwhile the server's error is shown."""
     late = refusal(0, "replica 1 did not answer: timed out", times=9)
-    _, events, _ = follow(look(listening=True), late, look(**READY))
+    _, events, _ = follow(make_answers(listening=True), late, make_answers(**READY))
 
     assert "starting vLLM (replica 1 did not answer: timed out)" in waits(events)
 
@@ -364,21 +370,21 @@ def test_a_server_that_no_longer_answers(state: str) -> None:
     """The wait continues, and its verdict is shown; a busy server counts as ready."""
     fields = {**READY, "verdict": state, "reason": "no step has ended for 99 s"}
     with pytest.raises(DeadlineError, match=f"{state}: no step has ended for 99 s"):
-        follow(look(**fields), timeout=20, attached=True)
+        follow(make_answers(**fields), timeout=20, attached=True)
 
-    follow(look(**{**READY, "verdict": "busy"}), timeout=20, attached=True)
+    follow(make_answers(**{**READY, "verdict": "busy"}), timeout=20, attached=True)
 
 
 def test_a_stale_record_of_the_agent() -> None:
     """It does not tell whether the server is dead."""
-    stale = look(**READY)
+    stale = make_answers(**READY)
     with pytest.raises(UnwatchedError, match="the head's agent has not reported for 99 s"):
         follow({**stale, "head": {**stale["head"], "looked": 99.0}})
 
 
 def test_attaching_reports_no_phases_of_the_past() -> None:
     """The old log of a running server is read, but not reported."""
-    _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
+    _, events, _ = follow(make_answers(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
     assert [event.text for event in events if event.kind == "step"] == ["a completion received"]
 
@@ -400,10 +406,8 @@ def test_attaching_reports_no_phases_of_the_past() -> None:
         ("fail_validation", "not dense models", "not supported/useful for dense models"),
     ],
 )
-def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
-    """The engine's end ends the wait at once, with the cause, the line that shows it, and a
-    hint.
-    """
+def test_a_failed_start(name: str, cause: str, line: str) -> None:
+    """The engine's exit ends the wait at once, with cause, evidence, and a hint."""
     with pytest.raises(ServerError) as raised:
         follow(*in_pieces(log(name), 5), failed())
 
@@ -428,7 +432,7 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
 def test_a_wrong_argument_is_reported_once_and_first(
     name: str, message: str, evidence: str
 ) -> None:
-    """With the node and the process, and without what follows from it."""
+    """With node and process, and without its consequences."""
     text = (LOGS.parent / "causes" / f"{name}.log").read_text()
     with pytest.raises(ServerError) as raised:
         follow(*in_pieces(text, 5), failed())
@@ -450,11 +454,13 @@ def test_an_unknown_failure_leads_to_the_doctor() -> None:
 
 
 def test_a_fatal_line_is_reported_at_once() -> None:
-    """It is reported with its query; a server that does not exit fails after a few seconds."""
+    """With its query; a server that does not exit fails after a few seconds."""
     with pytest.raises(
         ServerError, match="cannot continue: the model and its KV cache do not fit"
     ) as raised:
-        follow(look("RuntimeError: No available memory for the cache blocks\n"), look())
+        follow(
+            make_answers("RuntimeError: No available memory for the cache blocks\n"), make_answers()
+        )
     first = next(event for event in raised.value.events if event.kind == "warning")  # type: ignore[attr-defined]
 
     assert first.state == "failed"
@@ -466,38 +472,43 @@ FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
-    """An answer is more reliable than a line: a server that answers is ready, also when its log is
-    read again from byte 0.
-    """
-    _, events, _ = follow(look(FATAL, **READY), attached=attached)
+def test_a_completion_outweighs_a_fatal_line(attached: bool) -> None:
+    """A server that answers is ready, even when its log is read again from byte 0."""
+    _, events, _ = follow(make_answers(FATAL, **READY), attached=attached)
 
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
 
 def test_a_fatal_line_does_not_count_while_the_server_listens() -> None:
     """Its first completions may take long."""
-    follow(look(FATAL), *[look(listening=True)] * 30, look(**READY))
+    follow(make_answers(FATAL), *[make_answers(listening=True)] * 30, make_answers(**READY))
 
 
-def test_a_server_that_goes_on_after_a_fatal_line() -> None:
-    """A log that grows, or a phase that begins, shows that the line was not the end."""
-    busy = [look(f"line {i}\n") for i in range(20)]
-    follow(look(FATAL), *busy, look(**READY))
-    silent = [look()] * 30
-    follow(look(FATAL), look("Starting to load model x\n"), *silent, look(**READY))
+def test_a_server_that_continues_after_a_fatal_line() -> None:
+    """A growing log, or a new phase, shows that the line was not the end."""
+    busy = [make_answers(f"line {i}\n") for i in range(20)]
+    follow(make_answers(FATAL), *busy, make_answers(**READY))
+    silent = [make_answers()] * 30
+    follow(
+        make_answers(FATAL),
+        make_answers("Starting to load model x\n"),
+        *silent,
+        make_answers(**READY),
+    )
 
 
 def test_a_fatal_line_counts_when_the_server_stops_listening() -> None:
     """The error names the line."""
     with pytest.raises(ServerError, match="cannot continue: the model and its KV cache do not fit"):
-        follow(look(listening=True), look(FATAL), look())
+        follow(make_answers(listening=True), make_answers(FATAL), make_answers())
 
 
-def test_a_warning_is_reported_once_and_waited_through() -> None:
-    """Too few GPUs may become enough."""
+def test_a_warning_does_not_end_the_wait() -> None:
+    """It is reported once: too few GPUs may become enough."""
     wait = "Waiting for creating a placement group of specs for {} seconds. specs=[]\n"
-    _, events, _ = follow(look(wait.format(30)), look(wait.format(70)), look(**READY))
+    _, events, _ = follow(
+        make_answers(wait.format(30)), make_answers(wait.format(70)), make_answers(**READY)
+    )
 
     assert [event.state for event in events if event.kind == "warning"] == ["warn"]
 
@@ -519,13 +530,13 @@ def test_an_engine_that_leaves_no_log() -> None:
     [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
 )
 def test_a_server_that_an_operator_stops(head: dict[str, Any], message: str) -> None:
-    """`vlaunch stop` elsewhere ends the watch, and the error names it."""
+    """`vlaunch stop` elsewhere ends the wait, and the error names it."""
     dying = (
         "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
         " EngineCore\n"
     )
     with pytest.raises(StoppedError, match="was stopped while") as stopped:
-        follow(look(), look(dying), {**look(), "head": head})
+        follow(make_answers(), make_answers(dying), {**make_answers(), "head": head})
 
     assert (stopped.value.evidence, stopped.value.hint) == (
         message,
@@ -535,20 +546,20 @@ def test_a_server_that_an_operator_stops(head: dict[str, Any], message: str) -> 
 
 
 def test_a_server_that_an_operator_replaces() -> None:
-    """Another server of its name, or a new start of it, is not the watched one."""
+    """Another server of its name, or a new start, is not the awaited one."""
     other = {**make_spec().as_json(), "asked": 8.0, "model": "n"}
     with pytest.raises(StoppedError) as stopped:
-        follow(look(), {**look(), "head": {"desired": other}})
+        follow(make_answers(), {**make_answers(), "head": {"desired": other}})
 
     assert stopped.value.evidence == "n has replaced it"
 
 
 def test_several_endpoints() -> None:
-    """Addresses and times are listed by endpoint; capacities are added up."""
+    """Addresses and times per endpoint; capacities are summed."""
     apart: dict[str, Any] = {"dp": 2, "backend": "mp", "args": ("--data-parallel-hybrid-lb",)}
     first = {**ANSWERED, "seconds": 0.75, "replicas": [0.5, 0.75]}
     both = {"n1": CAPACITY, "n2": CAPACITY}
-    _, _, served = follow(look(**{**READY, "first_answer": first, "held": both}), **apart)
+    _, _, served = follow(make_answers(**{**READY, "first_answer": first, "held": both}), **apart)
 
     assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
     assert (served.first.replicas, served.first.seconds) == ((0.5, 0.75), 0.75)
@@ -558,14 +569,14 @@ def test_several_endpoints() -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_another_api_key(status: int) -> None:
-    """A server that demands a key we do not have will not change its mind."""
+    """A server with an unknown key will not change its mind."""
     with pytest.raises(ServerError, match="different API key"):
         follow(refusal(status, "Unauthorized", times=1))
 
 
-def test_an_api_that_only_refuses() -> None:
+def test_an_api_that_rejects_all_requests() -> None:
     """Three refusals are enough; the last one is shown."""
-    follow(refusal(500, "EngineCore is sad", times=2), look(**READY))
+    follow(refusal(500, "EngineCore is sad", times=2), make_answers(**READY))
     with pytest.raises(ServerError, match="returned no completion") as raised:
         follow(refusal(500, "EngineCore is sad"))
 
@@ -576,23 +587,23 @@ def test_refusals_of_a_dead_engine_do_not_count() -> None:
     """The supervisor starts another one."""
     died = {"state": "stopping", "faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
     first = {"status": 500, "error": "EngineDeadError", "times": 9}
-    follow(look(**died, first_answer=first), look(**READY))
+    follow(make_answers(**died, first_answer=first), make_answers(**READY))
 
 
 @pytest.mark.parametrize(
     ("stands", "message"),
     [
-        (look("Starting to load model x\n"), "loading weights"),
+        (make_answers("Starting to load model x\n"), "loading weights"),
         (
-            look(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"),
+            make_answers(state="waiting", doing="GPU 3 of n2: 60 GiB held by python"),
             "GPU 3 of n2: 60 GiB held by python",
         ),
     ],
 )
-def test_the_deadline_says_where_it_stands(stands: dict[str, Any], message: str) -> None:
-    """The wait ends, the server keeps running, and the error has both."""
+def test_the_deadline(stands: dict[str, Any], message: str) -> None:
+    """The wait ends with the current state, and the server keeps running."""
     with pytest.raises(DeadlineError, match=f"within 20s; currently: {message}") as late:
-        follow(stands, {**stands, "api": look()["api"]}, timeout=20)
+        follow(stands, {**stands, "api": make_answers()["api"]}, timeout=20)
 
     assert "it keeps starting" in late.value.hint
     assert late.value.world.now == pytest.approx(20, abs=1.5)  # type: ignore[attr-defined]
@@ -606,27 +617,29 @@ def test_the_deadline_says_where_it_stands(stands: dict[str, Any], message: str)
     ],
 )
 def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
-    """Some queries may fail; many in a row end the watch without calling the server dead."""
-    mute = {**look(), "head": trouble}
-    follow(look(), mute, mute, look(**READY))
+    """Some queries may fail; many in a row end the wait, with the server in an unknown state."""
+    mute = {**make_answers(), "head": trouble}
+    follow(make_answers(), mute, mute, make_answers(**READY))
     with pytest.raises(UnwatchedError, match="lost contact with server `default`") as lost:
-        follow(look(), mute)
+        follow(make_answers(), mute)
 
     assert "may still be running" in lost.value.hint
     assert lost.value.world.now > 40  # type: ignore[attr-defined]
 
 
-def test_a_restarting_container_is_waited_for() -> None:
+def test_a_restarting_container_is_awaited() -> None:
     """While the supervisor answers, the server counts as running."""
-    mute = {**look(), "api": Answer(node="", code=1, err="container is restarting")}
-    world, _, _ = follow(look(), *[mute] * 60, look(**READY), backend="mp", nodes=("n2",))
+    mute = {**make_answers(), "api": Answer(node="", code=1, err="container is restarting")}
+    world, _, _ = follow(
+        make_answers(), *[mute] * 60, make_answers(**READY), backend="mp", nodes=("n2",)
+    )
 
     assert world.now > 50
 
 
 def test_stopping_to_watch_queries_nothing() -> None:
-    """Closing the watch sends nothing to the server."""
-    world = World([look()], make_spec())
+    """Closing the generator sends no command."""
+    world = World([make_answers()], make_spec())
     transport = FakeTransport(world.answer)
     generator = watch_start(
         Site(INVENTORY),
@@ -652,9 +665,9 @@ EMBEDDED = {
 }
 
 
-def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
-    """The embedding is named; there are neither tokens nor a fingerprint."""
-    _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
+def test_an_embedding_model_is_ready_with_an_embedding() -> None:
+    """It is named, without tokens and a fingerprint."""
+    _, events, served = follow(make_answers(**{**READY, "first_answer": EMBEDDED}))
 
     assert [event.text for event in events if event.state == "ok"][-1] == (
         "an embedding of 128 numbers received"
@@ -663,14 +676,14 @@ def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
     assert summary_json(served)["answer"] == "an embedding of 128 numbers"
 
 
-def test_a_server_with_nothing_but_health() -> None:
-    """A warning has the refused request: perhaps none of its endpoints works."""
+def test_a_server_with_health_alone() -> None:
+    """A warning has the rejected request: perhaps none of its endpoints works."""
     alone = {
         "task": "health",
         "came": "an answer of `/health` alone",
         "refused": "/pooling: 400 no",
     }
-    _, events, served = follow(look(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
+    _, events, served = follow(make_answers(**{**READY, "first_answer": {**EMBEDDED, **alone}}))
 
     assert served.first.task == "health"
     (warning,) = [event.text for event in events if event.kind == "warning"]

@@ -1,4 +1,4 @@
-"""Servers to log in to, a home directory of the test's own, and an image that lacks Ray."""
+"""SSH servers, a private home directory, and a fake package index."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Shelf:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the user's own ~/.ssh and agent out of the test."""
+    """Hide the user's own ~/.ssh and agent."""
     folder = tmp_path / "home"
     for name, value in sshd.make_home(folder).items():
         monkeypatch.setenv(name, value)
@@ -77,7 +77,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
-    """One server for all tests that only log in and run things."""
+    """One server for all tests that only log in and run commands."""
     running = sshd.start(tmp_path_factory.mktemp("sshd"))
     yield running
     sshd.stop(running)
@@ -117,7 +117,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def refusal(node: Node, **options: Any) -> ConnectError:
-    """Connect, which must fail."""
+    """Return the error of a failing connection."""
     with Fleet(sshd.inventory(node), **options) as fleet:
         errors = fleet.connect()
     assert list(errors) == ["gpu01"], "it connected"
@@ -127,7 +127,7 @@ def refusal(node: Node, **options: Any) -> ConnectError:
 
 
 def works(node: Node, **options: Any) -> bool:
-    """Connect and run something."""
+    """Check that a connection can run a command."""
     with Fleet(sshd.inventory(node), **options) as fleet:
         errors = fleet.connect()
         for error in errors.values():
@@ -137,7 +137,7 @@ def works(node: Node, **options: Any) -> bool:
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    """Let pip and uv find only what is on the shelf."""
+    """Restrict pip and uv to the shelf's wheels."""
     folder = tmp_path / "shelf"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -149,7 +149,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
         "PIP_CACHE_DIR": str(tmp_path / "pip"),
         "UV_CACHE_DIR": str(tmp_path / "uv"),
         "HOME": str(tmp_path),
-        # pip reports the system to indexes, and would run other programs to identify it
+        # pip reports the system to indexes, and runs other programs to identify it
         "PATH": str(folder),
     }
     for name, value in settings.items():

@@ -12,12 +12,12 @@ _numbers = itertools.count()
 
 
 def unique_seconds() -> str:
-    """A number of seconds for `sleep` that identifies the process: long, and used once."""
+    """Return a number of seconds for `sleep` that identifies the process: long, and used once."""
     return f"86{os.getpid()}.{next(_numbers)}"
 
 
 def alive(argument: str) -> list[str]:
-    """Return the command lines of the processes that have exactly this argument."""
+    """Return the command lines of processes with exactly this argument."""
     command_lines = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""A real sshd on loopback, run by the user who runs the tests."""
+"""A real sshd on loopback, run by the tests' user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.core.domain import Inventory, Node, Ssh
 
 @dataclass(kw_only=True)
 class Sshd:
-    """One running server; `key` logs in, `known_hosts` vouches for it."""
+    """A running server; `key` logs in, `known_hosts` has its host key."""
 
     folder: Path
     port: int
@@ -32,7 +32,7 @@ class Sshd:
         return getpass.getuser()
 
     def ssh(self, **changes: Any) -> Ssh:
-        """SSH settings for this server."""
+        """The SSH settings for this server."""
         settings: dict[str, Any] = {
             "user": self.user,
             "port": self.port,
@@ -43,7 +43,7 @@ class Sshd:
         return Ssh(**{**settings, **changes})
 
     def node(self, name: str = "gpu01", *, host: str = "127.0.0.1", **changes: Any) -> Node:
-        """A node that is this server."""
+        """Return this server as a node."""
         return Node(
             name=name,
             host=host,
@@ -55,7 +55,7 @@ class Sshd:
 
 
 def inventory(*nodes: Node, cap: int = 32) -> Inventory:
-    """An inventory of these nodes and nothing else of interest."""
+    """Return an inventory of these nodes."""
     return Inventory(
         path=Path("inventory.yaml"),
         cluster="test",
@@ -67,16 +67,15 @@ def inventory(*nodes: Node, cap: int = 32) -> Inventory:
 
 
 def free_port() -> int:
-    """A free TCP port."""
+    """Return a free TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def make_home(folder: Path, configuration: str = "") -> dict[str, str]:
-    """Make a home with a configuration of ssh; returns the environment of its user.
-
-    ssh itself takes the home from the system's users, not from HOME: the PATH has one that does.
+    """Create a home with an SSH configuration; return the user's environment. ssh takes the home
+    from the system's user database, not from HOME: PATH has a wrapper that does not.
     """
     (folder / ".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / ".ssh" / "config").write_text(configuration)
@@ -107,7 +106,7 @@ def start(
     if binary is None:
         pytest.fail("these tests need sshd: apt-get install -y openssh-server")
     if os.geteuid() == 0:
-        # its privilege separation directory, which a service would make
+        # its privilege separation directory, normally created by the service
         Path("/run/sshd").mkdir(exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     key = authorized or make_key(folder / "key")

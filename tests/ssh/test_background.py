@@ -16,7 +16,7 @@ from tests.ssh import processes, sshd
 
 @pytest.fixture(params=["ssh", "local"])
 def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
-    """One node, reached in both ways."""
+    """One node, through SSH and as the local machine."""
     local = Node(
         name="gpu01", host="localhost", ip="127.0.0.1", gpus=0, head=True, connection="local"
     )
@@ -42,7 +42,7 @@ def test_it_runs_until_it_is_stopped(fleet: Fleet) -> None:
     assert (answer.out, background.over, background.next(0)) == ("beside\n", None, None)
     background.end()
     assert isinstance(background.next(60), Answer)
-    # 143, of the shell that SIGTERM ended, where its status arrives before the channel closes.
+    # 143 of a shell after SIGTERM, if its status arrives before the channel closes.
     assert background.over is not None and background.over.code in (143, 255)
     assert processes.disappears(seconds)
 
@@ -67,7 +67,7 @@ def test_its_exit_is_reported_at_once(fleet: Fleet) -> None:
 
 
 def test_a_broken_connection_stops_it(server: sshd.Sshd) -> None:
-    """The loss of the cluster's lock is noticed before anything else fails."""
+    """The loss of the cluster's lock is noticed at once."""
     with Fleet(sshd.inventory(server.node())) as fleet:
         background = hold(fleet, "sh", "-c", "echo there; cat >/dev/null")
         assert background.next(60) == Line(node="gpu01", text="there")

@@ -1,4 +1,4 @@
-"""Getting in, also through other hosts, and what the user reads when it does not work."""
+"""Logins, direct and through other hosts, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_recognised_host_and_key(server: sshd.Sshd) -> None:
-    """The plain case."""
+    """The usual case."""
     assert works(server.node())
 
 
@@ -78,7 +78,7 @@ def test_dropped_connection_is_retried(server: sshd.Sshd) -> None:
 
 
 def test_not_an_ssh_server(server: sshd.Sshd) -> None:
-    """A web server on the port is not mistaken for anything else."""
+    """A web server on the port is reported as such."""
 
     def talk(listener: socket.socket) -> None:
         peer, _ = listener.accept()
@@ -93,7 +93,7 @@ def test_not_an_ssh_server(server: sshd.Sshd) -> None:
 
 
 def test_every_failure_is_reported(server: sshd.Sshd, tmp_path: Path) -> None:
-    """Connecting does not stop at the first failure."""
+    """The first failure does not stop other connections."""
     nodes = [
         server.node("gpu01"),
         server.node("gpu02", port=sshd.free_port()),

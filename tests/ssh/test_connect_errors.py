@@ -1,4 +1,4 @@
-"""Every exception of the library becomes an error the user can act on."""
+"""Errors that users can act on, for all exceptions of the library."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ARGUMENTS: dict[type, tuple[object, ...]] = {
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_any_exception_of_the_library(kind: type[Exception]) -> None:
-    """Each becomes an error with the node's name, the exception's own text, and a hint."""
+    """An error with the node's name, the exception's text, and a hint."""
     error = kind(*ARGUMENTS.get(kind, ("odd",)))
     failure = connect_error(TARGET, error)
 
@@ -109,7 +109,7 @@ def test_any_exception_of_the_library(kind: type[Exception]) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_cause_and_hint(error: BaseException, text: str, hint: str) -> None:
-    """Each cause has its sentence and its command."""
+    """Every cause has its message and its command."""
     failure = connect_error(TARGET, error)
     assert text in failure.message
     assert hint in failure.hint
@@ -123,8 +123,8 @@ def test_cause_and_hint(error: BaseException, text: str, hint: str) -> None:
     ],
     ids=lambda cause: type(cause).__name__,
 )
-def test_a_server_that_asks_for_something_else(cause: Exception) -> None:
-    """The library's message, with the server's requirements, is the evidence."""
+def test_a_server_with_other_requirements(cause: Exception) -> None:
+    """The library's message lists them as evidence."""
     failure = connect_error(TARGET, LoginRefused(["/k"], [], cause))
     assert "['password']" in failure.evidence
 
@@ -142,6 +142,6 @@ def test_a_server_that_asks_for_something_else(cause: Exception) -> None:
         (TimeoutError(), False),
     ],
 )
-def test_what_is_tried_again(error: BaseException, expected: bool) -> None:
-    """Only a dropped connection is worth a second try; a refused login never is."""
+def test_retries(error: BaseException, expected: bool) -> None:
+    """Only of dropped connections, never of rejected logins."""
     assert resets(error) is expected

@@ -75,7 +75,7 @@ Kind = Literal["ssh", "local"]
 
 @pytest.fixture
 def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
-    """Make a node whose docker client is a program of the test."""
+    """Return a node with a fake docker client."""
 
     def node(program: str = STAND_IN, kind: Kind = "ssh", on: sshd.Sshd = server) -> Node:
         (tmp_path / "docker.py").write_text(program)
@@ -89,7 +89,7 @@ def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
 def test_files_are_read_from_a_container(
     make: Callable[..., Node], tmp_path: Path, kind: Kind
 ) -> None:
-    """Over one channel, whatever their size; a link is refused."""
+    """Over one channel, for any size; a link is rejected."""
     with Fleet(sshd.inventory(make(kind=kind))) as fleet:
         for _ in range(3):
             blocks = list(fleet.read_file("gpu01", "c", "/data/file"))
@@ -158,8 +158,8 @@ def test_errors_of_the_daemon(make: Callable[..., Node]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
-def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) -> None:
-    """The message of a failed docker client is quoted."""
+def test_errors_of_the_docker_client(make: Callable[..., Node], kind: Kind) -> None:
+    """A failed docker client's message is quoted."""
     program = (
         "import sys; sys.exit('Cannot connect to the Docker daemon at unix:///x. Is the docker"
         " daemon running?')"

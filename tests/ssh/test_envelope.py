@@ -14,14 +14,14 @@ SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "ksh"]
 
 
 def test_line_is_readable() -> None:
-    """Words are quoted where they must be and nowhere else."""
+    """Only necessary arguments are quoted."""
     assert (
         envelope.shell_line(("docker", "run", "--name", "a b", "$x"))
         == "docker run --name 'a b' '$x'"
     )
 
 
-def test_envelope_has_nothing_that_shells_read_differently() -> None:
+def test_shells_parse_the_envelope_alike() -> None:
     """fish, csh and POSIX shells parse the line in the same way if the argv is plain."""
     line = envelope.wrap(("true",), timeout=5, stdin=0, marker="m")
     assert not set(line) & set("\\\n")
@@ -41,9 +41,7 @@ def test_deadline_argument(seconds: float, argument: str) -> None:
 @pytest.mark.parametrize("login", SHELLS)
 @pytest.mark.parametrize("inner", ["sh", "bash", "dash"])
 def test_shells(login: str, inner: str) -> None:
-    """Status, both streams and standard input come through whichever shell logs in and whichever is
-    `sh`.
-    """
+    """Status, both streams and standard input work with any login shell and any `sh`."""
     if shutil.which(login) is None or shutil.which(inner) is None:
         pytest.skip(f"{login} or {inner} is not installed")
     line = envelope.wrap(
@@ -59,7 +57,7 @@ def test_shells(login: str, inner: str) -> None:
     ) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stdin.write(b"hello" + envelope.TRAILER)
-        process.stdin.flush()  # left open: the launcher is still there
+        process.stdin.flush()  # left open, like by a running launcher
         out, err = process.stdout.read(), process.stderr.read()
         assert process.wait(timeout=10) == 7
     assert (out, err) == (b"mark\nhello", b"mark\nerr\n")

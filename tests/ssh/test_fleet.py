@@ -1,4 +1,4 @@
-"""Commands on nodes over a real sshd: their answers and their cleanup."""
+"""Commands on nodes over a real sshd: answers and cleanup."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def node(server: sshd.Sshd, kind: Kind = "ssh", name: str = "gpu01") -> Node:
 
 @pytest.fixture(params=["ssh", "local"])
 def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
-    """The same promises, over SSH and on the machine one sits at."""
+    """A fleet over SSH, and one of the local machine."""
     with Fleet(sshd.inventory(node(server, request.param))) as open_fleet:
         yield open_fleet
 
@@ -126,7 +126,7 @@ def test_input_stays_open(fleet: Fleet) -> None:
     assert (answer.out, answer.timed_out) == ("x\n", True)
 
 
-def test_input_that_nobody_reads(fleet: Fleet) -> None:
+def test_unread_input(fleet: Fleet) -> None:
     """A command that exits without reading its large input is not an error."""
     assert run(fleet, "true", stdin=lambda: b"x" * 5_000_000).ok
 
@@ -205,10 +205,8 @@ def test_a_child_in_the_background_does_not_hold_the_answer(fleet: Fleet) -> Non
     os.kill(int(answer.out), signal.SIGKILL)
 
 
-def test_lines_as_they_come(fleet: Fleet) -> None:
-    """A followed command yields lines while it runs, then its answer, and a last line without a
-    line break too.
-    """
+def test_lines_are_yielded_as_they_arrive(fleet: Fleet) -> None:
+    """From a running command, before its answer; including a last line without a line break."""
     script = "echo one; echo two >&2; read x; printf three"
     items = list(fleet.stream([Command(node="gpu01", argv=("sh", "-c", script), timeout=30)]))
     assert [item.text for item in items if isinstance(item, Line) and not item.error] == [
@@ -311,7 +309,7 @@ def test_a_login_shell_that_ends_or_waits_before_the_command_is_no_success(
     code: int,
     timed_out: bool,
 ) -> None:
-    """An `exit` in a start-up file would pass for a command that did what it was to do."""
+    """An `exit` in a start-up file must not count as the command's success."""
     monkeypatch.setattr("launcher.ssh.channel.GRACE", 0.2)
     node = start_server(extra=f"ForceCommand {does}").node()
     with Fleet(sshd.inventory(node)) as fleet:
@@ -369,7 +367,7 @@ def test_lost_connection_is_255_and_the_next_command_reconnects(server: sshd.Ssh
 
 
 def test_unreachable_node_is_255_and_names_the_cause(server: sshd.Sshd) -> None:
-    """A node that cannot be reached answers with the reason; the others answer as ever."""
+    """The others answer as usual."""
     gone = server.node("gpu02", port=sshd.free_port())
     with Fleet(sshd.inventory(server.node(), gone)) as fleet:
         answers = {
@@ -404,7 +402,7 @@ def test_a_node_that_could_not_be_reached_is_tried_again(
 
 
 def test_unknown_node_is_a_mistake_in_the_program(server: sshd.Sshd) -> None:
-    """A command for a node that is not in the inventory is refused before anything runs."""
+    """A command for a node outside the inventory is rejected before any command runs."""
     with Fleet(sshd.inventory(server.node())) as fleet, pytest.raises(KeyError, match="gpu09"):
         list(fleet.run([Command(node="gpu09", argv=("true",))]))
 
@@ -440,7 +438,7 @@ def test_ctrl_c_ends_commands(server: sshd.Sshd, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
 def test_tunnel(server: sshd.Sshd, kind: Kind) -> None:
-    """A local port leads to an address as the node sees it, both ways."""
+    """A local port leads to an address in the node's network, in both directions."""
     with socket.create_server(("127.0.0.1", 0)) as service:
 
         def echo() -> None:

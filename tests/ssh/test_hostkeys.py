@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_unknown_host_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """An unknown server is refused, with both ways to trust it."""
+    """An unknown server is rejected, with both ways to trust it."""
     error = refusal(server.node(known_hosts=str(tmp_path / "none")))
     assert "host key" in error.message
     assert str(tmp_path / "none") in error.message
@@ -26,9 +26,7 @@ def test_unknown_host_key(server: sshd.Sshd, tmp_path: Path) -> None:
 
 
 def test_accept_new_host_keys(server: sshd.Sshd, tmp_path: Path) -> None:
-    """Accepting writes one line, for OpenSSH to read too, keeps the rest, and is not needed the
-    second time.
-    """
+    """It writes one line in OpenSSH's format, keeps the rest, and is unnecessary the next time."""
     file = tmp_path / "deep" / "known_hosts"
     file.parent.mkdir()
     file.write_text("# mine\nother ssh-ed25519 AAAA")
@@ -65,7 +63,7 @@ def test_accepting_many_at_once_writes_one_line(server: sshd.Sshd, tmp_path: Pat
 
 @pytest.mark.parametrize("accept", [False, True])
 def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> None:
-    """A key other than the stored one is always refused."""
+    """A key other than the stored one is always rejected."""
     other = sshd.make_key(tmp_path / "other")
     kind, blob = Path(f"{other}.pub").read_text().split()[:2]
     file = tmp_path / "known"

@@ -43,14 +43,14 @@ def line(names: str, key: bytes = KEY, kind: str = "ssh-ed25519") -> str:
     ],
 )
 def test_verdict(tmp_path: Path, text: str, name: str, verdict: Verdict) -> None:
-    """One key is shown by a server of one name."""
+    """For one key and one name of a server."""
     file = tmp_path / "known_hosts"
     file.write_text(text)
     assert KnownHosts([file]).judge(name, "ssh-ed25519", KEY) == verdict
 
 
 def test_hashed_names(tmp_path: Path) -> None:
-    """Names that ssh-keygen has hashed are found."""
+    """Names hashed by ssh-keygen match."""
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     kind, blob = Path(f"{key}.pub").read_text().split()[:2]
@@ -72,7 +72,7 @@ def test_files_together(tmp_path: Path) -> None:
 
 
 def test_adding_makes_a_private_file(tmp_path: Path) -> None:
-    """The first file and its folder are created, readable by the owner only."""
+    """File and folder are created, readable by the owner only."""
     host_keys = KnownHosts([tmp_path / "ssh" / "known_hosts", tmp_path / "other"])
     host_keys.add("gpu01", "ssh-ed25519", KEY)
     host_keys.add("gpu01", "ssh-ed25519", KEY)

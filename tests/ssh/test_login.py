@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_wrong_user(server: sshd.Sshd) -> None:
-    """A login that is refused names the user and the keys that were tried."""
+    """A rejected login names the user and the offered keys."""
     error = refusal(server.node(user="nobody-of-that-name"))
     assert f"nobody-of-that-name@127.0.0.1:{server.port} rejected the login" in error.message
     assert str(server.key) in error.message
@@ -69,12 +69,12 @@ def test_encrypted_key_without_anybody_to_ask(locked: sshd.Sshd) -> None:
     """The error for an encrypted key has the command that unlocks it."""
     error = refusal(locked.node())
     assert "is encrypted" in error.message
-    assert error.hint == f"ssh-add {locked.key}"
+    assert error.hint == f"unlock it: `ssh-add {locked.key}`"
 
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The questions, all answered with `open sesame`."""
+    """Record prompts; answer them with `open sesame`."""
     questions: list[str] = []
 
     def answer(question: str) -> str:
@@ -86,7 +86,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_encrypted_key_asks_once(locked: sshd.Sshd, prompts: list[str]) -> None:
-    """One question serves all nodes, while nothing else uses the terminal."""
+    """One prompt serves all nodes, while no other output uses the terminal."""
     free: list[str] = []
 
     @contextlib.contextmanager
@@ -121,17 +121,17 @@ def test_agent(server: sshd.Sshd, agent: Callable[[Path], None]) -> None:
 def test_named_key_goes_before_the_agents(
     start_server: Callable[..., sshd.Sshd], agent: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """A full agent does not use up the server's patience before the key that was named."""
+    """A full agent does not use up the server's attempts before the named key."""
     strict = start_server(extra="MaxAuthTries 2")
     for number in range(4):
         agent(sshd.make_key(tmp_path / f"other{number}"))
     assert works(strict.node())
 
 
-def test_agent_holds_the_encrypted_key(
+def test_encrypted_key_in_the_agent(
     locked: sshd.Sshd, agent: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """A key that is named, encrypted, and in the agent needs no passphrase."""
+    """A named encrypted key needs no passphrase then."""
     clear = tmp_path / "clear"
     clear.write_bytes(locked.key.read_bytes())
     clear.chmod(0o600)
@@ -144,7 +144,7 @@ def test_agent_holds_the_encrypted_key(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
 def test_unreadable_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """A key file that may not be read is named."""
+    """A key file without read permission is named."""
     key = sshd.make_key(tmp_path / "key")
     key.chmod(0)
     assert "cannot be read" in refusal(server.node(identity=str(key))).message

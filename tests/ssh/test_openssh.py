@@ -1,4 +1,4 @@
-"""Configuration of ssh, and jump hosts: an inventory that works with `ssh` works with vlaunch."""
+"""SSH configuration and jump hosts: an inventory that works with `ssh` works with vlaunch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_inventory_wins(server: sshd.Sshd, home: Path) -> None:
 
 
 def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are expanded, `none` is nothing, and the usual keys follow when none is named."""
+    """Tokens are expanded, `none` is empty, and the default keys apply without a named one."""
     monkeypatch.setenv("SSH_AUTH_SOCK", "/the/agent")
     config(
         home,
@@ -117,7 +117,7 @@ def test_agent_of_the_configuration(
     ],
 )
 def test_broken_configuration(server: sshd.Sshd, home: Path, text: str, message: str) -> None:
-    """OpenSSH names the line, also in a file that is included and for another host."""
+    """OpenSSH names the line, even in an included file and for another host."""
     config(home, f"Include {home}/more\n")
     (home / "more").write_text(text)
     error = refusal(server.node())
@@ -280,7 +280,7 @@ def test_a_killed_launcher_logs_out(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path:
 
 
 def test_unknown_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
-    """A jump host's key is verified like a node's; accepting new keys writes it down, too."""
+    """A jump host's key is verified like a node's; accepting new keys stores it, too."""
     jump, node = both
     file = tmp_path / "only_node"
     file.write_text(node.known_hosts.read_text().splitlines()[0] + "\n")
@@ -294,7 +294,7 @@ def test_unknown_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) ->
 
 
 def test_changed_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
-    """A key that is not the one on file is refused, also where new keys are accepted."""
+    """A key other than the stored one is rejected, even when new keys are accepted."""
     jump, node = both
     lines = node.known_hosts.read_text().splitlines()
     key = Path(f"{sshd.make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
@@ -455,7 +455,7 @@ def test_passphrase_prompts_use_the_terminal(chain: tuple[sshd.Sshd, ...], tmp_p
                 if select.select([ours], [], [], 0.1)[0]:
                     try:
                         printed += os.read(ours, 65536).decode(errors="replace")
-                    except OSError:  # the program has ended
+                    except OSError:  # the program has exited
                         break
                 if printed.count("assphrase") > prompts:
                     os.write(ours, b"open sesame\n")

@@ -22,7 +22,7 @@ def test_marker_in_pieces(size: int) -> None:
 
 
 def test_without_marker_the_noise_is_the_evidence() -> None:
-    """A command that never started is explained by what came instead."""
+    """It explains a command that never started."""
     output = Output("mark")
     output.feed(b"account closed\n")
     assert output.end() == "account closed\n"

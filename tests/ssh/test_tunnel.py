@@ -1,4 +1,4 @@
-"""A tunnel must not outlive its connection."""
+"""The lifetime of a tunnel: its connection's."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def cluster(settings: str = "", ip: str = "10.0.0.12") -> Inventory:
 
 
 def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
-    """Issue certificates like `up`, and return the facts of the nodes."""
+    """Issue certificates as in `up`, and return the nodes' facts."""
     authority, nodes = issue_certificates.issue_certificates(inventory or cluster(), at)
     return {
         name: HostFacts(
@@ -39,7 +39,7 @@ def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
 
 
 def test_certificates_are_renewed_90_days_before_they_expire() -> None:
-    """All nodes get new ones at once."""
+    """On all nodes at once."""
     facts, day = issue(), timedelta(days=1)
 
     for at in (NOW - 1000 * day, NOW, NOW + YEARS - 90 * day):

@@ -1,4 +1,4 @@
-"""Compile cache of a node: query, parser and removal, run on this machine."""
+"""A node's compile cache: query, parser and removal, run locally."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.tools.compile_cache import CompileCache
         ("ext4\nmany", None),
     ],
 )
-def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache | None) -> None:
+def test_answers(text: str | None, expected: CompileCache | None) -> None:
     """A missing size means a missing folder."""
     assert compile_cache.parse_cache(text) == expected
 
@@ -39,7 +39,7 @@ def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache |
     ],
 )
 def test_remote_file_systems_are_recognised(kind: str, remote: bool) -> None:
-    """By the names that findmnt and stat give them."""
+    """By findmnt's and stat's names."""
     assert CompileCache(kind=kind).remote is remote
 
 
@@ -80,7 +80,7 @@ def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("around", [True, False])
-def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None:
+def test_a_purge_removes_its_own_files(around: bool, tmp_path: Path) -> None:
     """Other files and the inventory's directory stay."""
     state = tmp_path / "state"
     (state / "cache/c/0123/vllm").mkdir(parents=True)
@@ -95,11 +95,13 @@ def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None
     assert subprocess.run(argv, check=False).returncode == 0
     assert not (state / "cache/c").exists()
     assert state.exists() is (state / "cache").exists() is not around
-    assert subprocess.run(argv, check=False).returncode == 0  # nothing is left to remove
+    assert subprocess.run(argv, check=False).returncode == 0  # the folder is empty
 
 
-def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
-    """In a container of an existing image, here a fake; it is an error if that fails as well."""
+def test_files_of_root_are_removed_by_root(tmp_path: Path) -> None:
+    """In a container of an existing image, a fake in this test; if that fails as well, it is an
+    error.
+    """
     folder = tmp_path / "cache/c"
     folder.mkdir(parents=True)
     rm, docker = tmp_path / "rm", tmp_path / "docker"

@@ -1,4 +1,4 @@
-"""The one container every node gets, and what may differ."""
+"""The container of a node, and its allowed differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.tools.docker_output import parse_image
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.site import Site
 from tests import plan_case as case
-from tests.cluster_status import OPEN, look
+from tests.cluster_status import OPEN, query_status
 from tests.conftest import Load
 from tests.containers import container
 from tests.simulated import World
@@ -44,10 +44,8 @@ def spec(
 
 
 @pytest.mark.parametrize("extra_yaml", ["", "\nray: none"])
-def test_nodes_differ_only_in_what_is_their_own(extra_yaml: str, load: Load) -> None:
-    """Name, role, command, address: everything else is the same by construction, with and without
-    Ray.
-    """
+def test_nodes_differ_only_in_their_own_fields(extra_yaml: str, load: Load) -> None:
+    """Name, role, command, address: all others are equal by construction, with and without Ray."""
     inventory = load(f"network: {{interface: eth0}}{extra_yaml}")
     first, second = spec(inventory), spec(inventory, "gpu02")
     different = {
@@ -61,10 +59,8 @@ def test_nodes_differ_only_in_what_is_their_own(extra_yaml: str, load: Load) -> 
 
 
 @pytest.mark.parametrize("extra_yaml", ["", "accelerator: cpu", "accelerator: amd"])
-def test_nothing_of_rdma_unless_the_inventory_names_such_a_fabric(
-    extra_yaml: str, load: Load
-) -> None:
-    """Hosts without it would refuse the container."""
+def test_no_rdma_without_such_a_fabric(extra_yaml: str, load: Load) -> None:
+    """Docker would fail on hosts without it."""
     node_container = spec(load(extra_yaml))
 
     assert "/dev/infiniband" not in node_container.devices
@@ -90,7 +86,7 @@ ulimits: {stack: -1, nofile: 1048576}
 """
 
 
-def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -> None:
+def test_additions_of_inventory_and_fabric_are_merged(load: Load) -> None:
     """Devices are unique by path, capabilities and limits by name, and the inventory takes
     precedence.
     """
@@ -108,8 +104,8 @@ def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -
     assert node_container.privileged is False
 
 
-def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
-    """And does not replace an accelerator's."""
+def test_additions_of_the_inventory_need_no_fabric(load: Load) -> None:
+    """They do not replace the accelerator's."""
     cpu, amd = (
         spec(load(f"{EXTRA_SETTINGS}accelerator: cpu")),
         spec(load(f"{EXTRA_SETTINGS}accelerator: amd")),
@@ -121,7 +117,7 @@ def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
 
 
 def test_rights_come_from_the_inventory_only(load: Load) -> None:
-    """To the containers that serve, and to those that measure for them."""
+    """For serving containers, and for those that measure."""
     inventory = load("privileged: true")
     probe = containers.probe_spec(Site(inventory, {"gpu01": FACTS}), inventory.head, ("a",))
 
@@ -146,7 +142,7 @@ LIMITS = {"max-size": "20m", "max-file": "5"}
         ("json-file", "logging: {options: {}}", "", {}),
     ],
 )
-def test_a_containers_log_is_limited_where_its_driver_can(
+def test_a_containers_log_is_limited(
     daemon: str, extra_yaml: str, driver: str, options: dict[str, str], load: Load
 ) -> None:
     """Docker rejects the options for other drivers; the inventory takes precedence."""
@@ -156,7 +152,7 @@ def test_a_containers_log_is_limited_where_its_driver_can(
 
 
 def test_an_unknown_log_driver_is_that_of_the_container(load: Load) -> None:
-    """A slow daemon must not cause its containers to be replaced."""
+    """A slow daemon must not cause replacements."""
     inventory = load()
     existing = container(log_driver="journald")
 
@@ -172,7 +168,7 @@ def test_rays_logs_are_limited_too(load: Load) -> None:
 
 
 def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
-    """NVIDIA by `--gpus N`, AMD by its devices, CPU slots by nothing."""
+    """NVIDIA by `--gpus N`, AMD by devices, CPU slots without any."""
     nvidia, amd, cpu = spec(load()), spec(load("accelerator: amd")), spec(load("accelerator: cpu"))
 
     assert (nvidia.gpus, nvidia.devices, nvidia.groups) == ("8", (), ())
@@ -230,13 +226,13 @@ def test_nodes_have_their_own_network_variables(load: Load) -> None:
 def test_a_missing_interface_is_the_one_with_the_address(
     load: Load,
 ) -> None:
-    """Without a probe, there is none."""
+    """Without a probe, none is set."""
     assert spec(load()).env["NCCL_SOCKET_IFNAME"] == "=ens5"
     assert "NCCL_SOCKET_IFNAME" not in spec(load(), facts=None).env
 
 
 def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Load) -> None:
-    """A person who sets NCCL_SOCKET_IFNAME means it."""
+    """An explicit NCCL_SOCKET_IFNAME is intended."""
     inventory = load(
         "env: {A: cluster, B: cluster}",
         "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8, env: {A: own, NCCL_SOCKET_IFNAME: 'eth9'}}, "
@@ -256,14 +252,14 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
 
 
 def test_the_environment_of_a_node_overrides_rays(load: Load) -> None:
-    """If the inventory may set it at all."""
+    """If the inventory may set the variable."""
     inventory = load("env: {RAY_USAGE_STATS_ENABLED: '1'}")
 
     assert spec(inventory).env["RAY_USAGE_STATS_ENABLED"] == "1"
 
 
 def test_ray_always_gets_its_address_and_token_mode(load: Load) -> None:
-    """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers
+    """Without RAY_ADDRESS vLLM would start its own Ray; without RAY_AUTH_MODE head and workers
     might differ.
     """
     on, off = spec(load()).env, spec(load("ray: {token_auth: false}")).env
@@ -277,7 +273,7 @@ def test_ray_always_gets_its_address_and_token_mode(load: Load) -> None:
 
 
 def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> None:
-    """Nor are values in labels or the command."""
+    """Nor in labels or the command."""
     node_container = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
 
     assert node_container.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
@@ -288,7 +284,7 @@ def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> No
 
 
 def test_the_cache_and_the_inventorys_mounts_are_mounted(load: Load) -> None:
-    """The cache can be written; helper files cannot."""
+    """The cache is writable, node programs are not."""
     node_container = spec(
         load("hf_home: /models/hf\nmounts: [{source: /a, target: /b, read_only: true}]")
     )
@@ -311,7 +307,7 @@ def _image(identity: str, **labels: str) -> docker.Image:
 
 
 def test_images_have_separate_compile_caches(load: Load) -> None:
-    """For the inventory's, whatever Ray is put on top of it; another one has its own folder."""
+    """By the inventory's image, independent of its derived one."""
     inventory = load("cache_dir: /nvme")
     base, derived = "a" * 64, _image("c" * 64, **{"vlaunch.base": "a" * 64})
 
@@ -338,9 +334,7 @@ def test_all_compilers_use_the_cache(load: Load) -> None:
 
 
 def test_the_first_process_is_the_agent(load: Load) -> None:
-    """It meets the others on the head, and starts Ray where the inventory wants it; the head's is
-    the lead.
-    """
+    """It connects to the head, and starts Ray if enabled; the head's is the leader."""
     inventory = load("ports: {group: 7000}")
     head, worker = spec(inventory).command, spec(inventory, "gpu02").command
     ours = ("/opt/vlaunch/entry.sh", "agent", "--node")
@@ -356,8 +350,8 @@ def test_the_first_process_is_the_agent(load: Load) -> None:
     assert spec(inventory).restart == "always"
 
 
-def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
-    """Except for the agents and the secret with which they authenticate."""
+def test_a_cluster_without_ray(load: Load) -> None:
+    """It has only the agents and their secret."""
     inventory = load("ray: none\nshm: host")
     node_container = spec(inventory)
 
@@ -372,7 +366,7 @@ def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
     }
 
 
-def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Load) -> None:
+def test_rays_memory_monitor_is_off_by_default(load: Load) -> None:
     """It kills ranks while they load."""
     name = "RAY_memory_monitor_refresh_ms"
 
@@ -395,7 +389,7 @@ def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
     assert containers.fingerprint(dict(reversed(SECRETS.items()))) == base
 
 
-def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
+def test_the_fingerprint_cannot_be_guessed_without_the_token() -> None:
     """Two clusters with the same weak secret have different fingerprints: the key is the cluster's
     own random token.
     """
@@ -418,7 +412,7 @@ def test_a_spec_carries_its_own_hash(load: Load) -> None:
 
 
 def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
-    """Checks run with the rights of servers; a throw-away container leaves nothing behind."""
+    """Checks run with the servers' rights; a temporary container leaves no traces."""
     inventory = load(f"{EXTRA_SETTINGS}network: {{fabric: roce}}")
     node = inventory.head
     own = spec(inventory)
@@ -468,7 +462,7 @@ def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
 
 
 def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
-    """As by Docker and NVML; without a known interface, no library gets one."""
+    """As in Docker and NVML; without a known interface, no library gets one."""
     env = spec(load(), facts=None).env
 
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -476,30 +470,28 @@ def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
     assert "CUDA_DEVICE_ORDER" not in spec(load("accelerator: amd")).env
 
 
-def test_ray_ends_what_its_workers_have_started(load: Load) -> None:
-    """Also an older Ray of the image's own."""
+def test_ray_kills_processes_of_its_workers(load: Load) -> None:
+    """Even older versions of Ray."""
     assert spec(load()).env["RAY_process_group_cleanup_enabled"] == "1"
 
 
 def test_drift_is_described(world: World, load: Load) -> None:
-    """The inventory has another environment than the container."""
+    """The inventory's environment differs from the container's."""
     changed = load("env: {A: '1'}")
-    status = look(world, inventory=changed)
+    status = query_status(world, inventory=changed)
 
     assert status.nodes[0].drift == ("env A: unset → 1",)
     assert not status.whole
 
 
 @pytest.mark.parametrize("extra_yaml", ["", OPEN, "ray: none"])
-def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
-    load: Load, extra_yaml: str
-) -> None:
-    """`status` fetches none: the fingerprint on the container stands in for them."""
+def test_drift_needs_no_values_of_secrets(load: Load, extra_yaml: str) -> None:
+    """`status` fetches none: the container's fingerprint replaces them."""
     inventory = load(f"{extra_yaml}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
     world = World(inventory)
     case.bring_up(inventory, world, {**TOKENS, "HF_TOKEN": Secret("hf")})
 
-    assert [node.drift for node in look(world).nodes] == [(), ()]
+    assert [node.drift for node in query_status(world).nodes] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -528,7 +520,7 @@ def test_differences_are_described_for_all_nodes(
     case.bring_up(
         world.inventory, world, {**TOKENS, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
     )
-    status = look(world, inventory=load(after))
+    status = query_status(world, inventory=load(after))
 
     assert [node.drift for node in status.nodes] == [(drift,)] * 2
     assert not status.whole
@@ -542,14 +534,14 @@ def test_another_image_is_described_without_its_variables(load: Load) -> None:
     case.bring_up(world.inventory, world, TOKENS)
     changed = dataclasses.replace(load("env: {A: '2'}"), image="other:1")
 
-    assert look(world, inventory=changed).nodes[0].drift == (
+    assert query_status(world, inventory=changed).nodes[0].drift == (
         "image vllm/vllm-openai:v0.32.0 → other:1",
         "env A: 1 → 2",
     )
 
 
 def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
-    """It is recognised by the identity of its base image."""
+    """It is identified by its base image."""
     world = World(load())
     context = tmp_path / "context.tar"
     base = world.machines["gpu01"].images[world.inventory.image]
@@ -562,9 +554,9 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     for machine in world.machines.values():
         machine.images[derived_tag]["Config"]["Labels"]["vlaunch.base"] = image.identity
 
-    assert [node.drift for node in look(world).nodes] == [(), ()]
+    assert [node.drift for node in query_status(world).nodes] == [(), ()]
     for machine in world.machines.values():
         machine.images[derived_tag]["Config"]["Labels"]["vlaunch.base"] = "another"
-    assert [node.drift for node in look(world).nodes] == [
+    assert [node.drift for node in query_status(world).nodes] == [
         (f"{derived_tag} was not built from the current {world.inventory.image}",)
     ] * 2

@@ -1,4 +1,4 @@
-"""The image derived from one that lacks Ray."""
+"""The image derived from one without Ray."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def derived_recipe(
     return recipe
 
 
-def test_the_dockerfile_adds_ray_and_changes_nothing_else(
-    python: ImagePython, wheels: WheelSet
-) -> None:
+def test_the_dockerfile_only_adds_ray(python: ImagePython, wheels: WheelSet) -> None:
     """No ENTRYPOINT, CMD, ENV or WORKDIR; the installation uses no index and no dependencies."""
     lines = derived_recipe(replace(python, managed=True), wheels).dockerfile.splitlines()
 
@@ -61,8 +59,8 @@ def test_the_dockerfile_adds_ray_and_changes_nothing_else(
     assert "import ray" in lines[3]
 
 
-def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet) -> None:
-    """vLLM's images come with uv, and may come without pip."""
+def test_uv_is_preferred(python: ImagePython, wheels: WheelSet) -> None:
+    """vLLM's images have uv, and may have no pip."""
     line = derived_recipe(replace(python, uv=True, pip=False), wheels).dockerfile.splitlines()[3]
 
     assert line.startswith("RUN uv pip install --python python3 ")
@@ -79,9 +77,7 @@ def test_pip_breaks_system_packages_only_if_necessary(
     )
 
 
-def test_an_image_that_nothing_can_install_into_is_refused(
-    python: ImagePython, wheels: WheelSet
-) -> None:
+def test_an_image_without_an_installer_is_rejected(python: ImagePython, wheels: WheelSet) -> None:
     """Without uv and pip, before a build is attempted."""
     with pytest.raises(RequestError, match="neither `uv` nor `pip`"):
         derived_recipe(replace(python, uv=False, pip=False), wheels)
@@ -95,8 +91,8 @@ def test_the_user_of_the_base_image_is_restored(python: ImagePython, wheels: Whe
     assert lines[-1] == "USER 2000"
 
 
-def test_nothing_is_derived_when_nothing_is_missing(python: ImagePython) -> None:
-    """An image with Ray serves as it is, and so does one for which no wheel was missing."""
+def test_no_image_is_derived_without_need(python: ImagePython) -> None:
+    """From an image with Ray, or without missing wheels."""
     empty = WheelSet(ray="2.60.0", files=())
 
     assert derived.make_recipe(base="b", identity=IDENTITY, image=python, wheels=None) is None
@@ -104,7 +100,7 @@ def test_nothing_is_derived_when_nothing_is_missing(python: ImagePython) -> None
 
 
 def test_the_cpu_plugin_is_added_with_and_without_ray(python: ImagePython) -> None:
-    """With its own proof of import, and the version of the Ray that the image has."""
+    """With its own import test, and the version of the image's Ray."""
     with_ray = derived_recipe(replace(python, distributions={"ray": "2.56.1"}), None, PLUGIN)
     without = derived_recipe(python, None, PLUGIN)
 
@@ -114,8 +110,8 @@ def test_the_cpu_plugin_is_added_with_and_without_ray(python: ImagePython) -> No
     assert list(with_ray.files) == ["plugin/vlaunch_cpu_ray/__init__.py"]
 
 
-def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> None:
-    """vLLM skips plugins when its target is `cpu`, and those that VLLM_PLUGINS does not list."""
+def test_the_plugin_is_always_loaded(python: ImagePython) -> None:
+    """vLLM skips plugins when its target is `cpu`, and those not listed in VLLM_PLUGINS."""
     odd = replace(python, env={"VLLM_TARGET_DEVICE": "cpu", "VLLM_PLUGINS": "mine"})
 
     lines = derived_recipe(odd, None, PLUGIN).dockerfile.splitlines()
@@ -124,10 +120,10 @@ def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> No
     assert "ENV" not in derived_recipe(python, None, PLUGIN).dockerfile
 
 
-def test_the_tag_follows_the_content_and_nothing_else(
+def test_the_tag_depends_on_the_content_only(
     python: ImagePython, wheels: WheelSet, tmp_path: Path
 ) -> None:
-    """The same inputs have the same tag on all machines; any input changes it."""
+    """The same inputs have the same tag on all machines; any other input changes it."""
     first = derived_recipe(python, wheels, PLUGIN).tag
     moved = tmp_path / "elsewhere.whl"
     moved.write_bytes(b"ray")
@@ -154,7 +150,7 @@ def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
     )
 
 
-def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet) -> None:
+def test_only_resolved_files_are_shipped(python: ImagePython, wheels: WheelSet) -> None:
     """A modified file of the cache is not copied to nodes."""
     recipe = derived_recipe(python, wheels, PLUGIN)
     wheels.files[0].path.write_bytes(b"other")
@@ -163,7 +159,7 @@ def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet
         derived.build_context(recipe)
 
 
-def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
+def test_the_context_is_reproducible(python: ImagePython, wheels: WheelSet) -> None:
     """Files in order, owned by root, without a date; wheels from disk and from memory alike."""
     recipe = derived_recipe(python, wheels, PLUGIN)
     backwards = replace(recipe, files=dict(reversed(list(recipe.files.items()))))
@@ -188,7 +184,7 @@ def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: W
 def test_the_build_reads_standard_input_and_has_no_network(
     python: ImagePython, wheels: WheelSet
 ) -> None:
-    """The label has the hash of the content, by which later runs recognise the image."""
+    """The label has the hash of the content, which identifies the image later."""
     recipe = derived_recipe(python, wheels)
 
     argv = derived.build_image(("docker",), recipe)
@@ -201,7 +197,7 @@ def test_the_build_reads_standard_input_and_has_no_network(
 
 
 def labels(recipe: ImageRecipe) -> dict[str, str]:
-    """Return the labels that an image built from a recipe carries."""
+    """Return the labels of an image built from a recipe."""
     line = next(line for line in recipe.dockerfile.splitlines() if line.startswith("LABEL "))
     written = dict(label.split("=", 1) for label in shlex.split(line.removeprefix("LABEL ")))
     return {**written, derived.CONTENT: recipe.content}
@@ -224,10 +220,10 @@ def test_built_images_are_recognised_by_labels(python: ImagePython, wheels: Whee
 
 
 @pytest.mark.parametrize("extras", [None, "default"])
-def test_an_older_derived_image_is_built_anew(
+def test_an_older_derived_image_is_rebuilt(
     python: ImagePython, wheels: WheelSet, extras: str | None
 ) -> None:
-    """One from before batches has Ray without Ray Data: no label of its parts, or fewer of them."""
+    """Without Ray Data: no label of its parts, or fewer of them."""
     older = labels(derived_recipe(python, wheels))
     del older[derived.EXTRAS]
     older |= {derived.EXTRAS: extras} if extras else {}
@@ -235,14 +231,12 @@ def test_an_older_derived_image_is_built_anew(
     assert not derived.labels_match(older, identity=IDENTITY, ray="2.60.0", plugin=None)
 
 
-def test_what_batches_import_is_proven_when_the_image_is_built(
-    python: ImagePython, wheels: WheelSet
-) -> None:
-    """An image in which pyarrow cannot be loaded is never tagged."""
+def test_imports_of_batches_are_tested_in_the_build(python: ImagePython, wheels: WheelSet) -> None:
+    """An image with an unusable pyarrow is never tagged."""
     assert "import ray.serve, pyarrow" in derived_recipe(python, wheels).dockerfile
 
 
-def test_vllm_finds_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_detects_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a distribution with an entry point, from the files alone."""
     for path, data in derived.plugin_files().items():
         (tmp_path / path).parent.mkdir(exist_ok=True)

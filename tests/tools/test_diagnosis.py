@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from launcher.tools.diagnosis import (
     INSIDE,
     INSPECT,
     LOGS,
+    STACKS,
     STATE,
     Log,
     NodeReport,
@@ -26,8 +28,7 @@ from launcher.tools.diagnosis import (
 
 MARK = "@@f00d"
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
-# Two containers: the first runs and can be looked into, with its /tmp elsewhere; the second has
-# ended.
+# Two containers: the first runs, with another /tmp; the second has exited.
 DOCKER = r"""#!/bin/sh
 echo "$*" >> "$0.said"
 case $1 in
@@ -76,7 +77,7 @@ esac
         ),
     ],
 )
-def test_answers_that_make_no_sense_are_borne(text: str) -> None:
+def test_invalid_answers_are_tolerated(text: str) -> None:
     """The parser does not raise, and accepts only logs as logs."""
     report = parse_report(text, MARK)
 
@@ -124,7 +125,7 @@ def test_lines_are_cleaned_before_they_are_cut() -> None:
         ("INFO 12-21 22:26:40 [core.py:12] of last year", 0, 335 * 86400),
     ],
 )
-def test_times_are_read(text: str, zone: float, ago: float) -> None:
+def test_times_are_parsed(text: str, zone: float, ago: float) -> None:
     """With their own zone, else the container's; a missing year is the last that fits."""
     assert diagnosis.parse_time(text, zone, NOW) == NOW - ago
 
@@ -140,7 +141,7 @@ def test_times_are_read(text: str, zone: float, ago: float) -> None:
         "INFO 02-29 22:26:10 x",
     ],
 )
-def test_what_is_no_time_is_none(text: str) -> None:
+def test_invalid_times_are_none(text: str) -> None:
     """Including Docker's value for "never", a day missing in this year, and the far future."""
     assert diagnosis.parse_time(text, 0, NOW) is None
 
@@ -173,7 +174,7 @@ def docker(tmp_path: Path) -> Path:
 def query_output(
     docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
 ) -> str:
-    """Query this machine, and return its output."""
+    """Query this machine, and return the output."""
     argv = query_diagnosis(
         (str(docker),),
         mark=MARK,
@@ -193,7 +194,7 @@ def query_output(
 def query_report(
     docker: Path, parts: tuple[str, ...] = DIAGNOSIS, *, since: float | None = None
 ) -> NodeReport:
-    """Ask this machine, and read its answer."""
+    """Query this machine, and parse the output."""
     return parse_report(query_output(docker, parts, since=since), MARK)
 
 
@@ -218,7 +219,7 @@ def test_containers_and_their_logs_are_reported(docker: Path) -> None:
     assert report.gaps.get("containers") is None
 
 
-def test_what_runs_is_looked_into(docker: Path) -> None:
+def test_running_containers_are_queried(docker: Path) -> None:
     """Ray's newest jobs, workers, Ray itself and NCCL's warnings, in running containers only."""
     logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)
@@ -240,7 +241,7 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     assert [line.split()[1] for line in calls if line.startswith("exec ")] == ["aaa"]
 
 
-def test_the_keeper_s_files_come_along(docker: Path) -> None:
+def test_the_supervisors_files_are_included(docker: Path) -> None:
     """From the launcher's folder, by server; files of earlier versions of vlaunch are ignored."""
     folder = docker.parent / "state" / "c" / "server"
     for name in ("chat", "embed", "Odd"):
@@ -257,7 +258,7 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
     }
 
 
-def test_the_logs_of_engines_come_along(docker: Path) -> None:
+def test_the_logs_of_engines_are_included(docker: Path) -> None:
     """Rotated ones before current ones, within the limit, even without a running container."""
     folder = docker.parent / "state" / "c" / "server" / "chat"
     folder.mkdir(parents=True)
@@ -268,8 +269,27 @@ def test_the_logs_of_engines_come_along(docker: Path) -> None:
     assert (log.title, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
 
 
+def test_stacks_of_the_watchdog_come_along(docker: Path) -> None:
+    """The newest files of a server, each with its name; other files in the folder do not."""
+    folder = docker.parent / "state" / "c" / "server" / "chat"
+    folder.mkdir(parents=True)
+    for at in range(8):
+        path = folder / f"VLLM_STACK_DUMP_for_worker_{at}_7.log"
+        path.write_text(f'Thread 0x1 (most recent call first):\n  File "w.py", line {at} in run\n')
+        os.utime(path, (1e9 + at, 1e9 + at))
+    (folder / "other").write_text("no dump\n")
+    (folder.parent / "embed").mkdir()
+    (log,) = query_report(docker, (STACKS,)).logs
+
+    assert log.title == "stacks of server chat"
+    assert [line for line in log.lines if "==>" in line] == [
+        f"==> VLLM_STACK_DUMP_for_worker_{at}_7.log" for at in range(2, 8)
+    ]
+    assert log.lines[-1] == '  File "w.py", line 7 in run'
+
+
 def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
-    """A gigabyte on one line costs no more than a short one."""
+    """A gigabyte on one line takes no more than a short one."""
     (docker.parent / "docker.log").write_text(
         "".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000))
     )
@@ -281,7 +301,7 @@ def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
 
 
 def test_only_requested_parts_are_reported(docker: Path) -> None:
-    """And how far back is Docker's own business."""
+    """Docker itself applies the limit of time."""
     report = query_report(docker, (STATE, INSPECT))
     query_report(docker, (LOGS,), since=1800)
 
@@ -289,7 +309,7 @@ def test_only_requested_parts_are_reported(docker: Path) -> None:
     assert "--since=1800s" in (docker.parent / "docker.said").read_text()
 
 
-def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
+def test_a_failing_docker_has_a_reason(docker: Path) -> None:
     """The message is the evidence."""
     (docker.parent / "docker.refuses").touch()
     report = query_report(docker)
@@ -298,8 +318,8 @@ def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
     assert report.states == ()
 
 
-def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
-    """A truncated secret would not be recognised; complete lines stay."""
+def test_a_truncated_first_line_is_dropped(docker: Path) -> None:
+    """A truncated secret would not be recognized; complete lines stay."""
     lines = [f"2026-11-21T20:14:00.1Z {number:04} {'x' * 60}" for number in range(49)]
     (docker.parent / "docker.log").write_text("\n".join(lines) + "\n")
     whole = [log.lines for log in query_report(docker).logs if log.part == "log-1"]
@@ -310,7 +330,7 @@ def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
     assert all(re.fullmatch(r"\d{4} x{60}", line) for line in cut[0])
 
 
-def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
+def test_a_truncated_first_line_of_a_worker_is_dropped(docker: Path) -> None:
     """As for containers; short logs are complete."""
     logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)

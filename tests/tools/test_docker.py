@@ -16,7 +16,7 @@ from launcher.ssh.background import RunningCommands
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
 from tests import containers
-from tests.simulated import read_run
+from tests.simulated import parse_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
 RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
@@ -39,6 +39,7 @@ OTHERS: dict[str, Any] = {
     "role": "worker",
     "node": "gpu02",
     "entrypoint": "/bin/bash",
+    "user": "0:0",
     "env": {"A": "1"},
     "mounts": (),
     "shm": 1 << 30,
@@ -57,7 +58,7 @@ OTHERS: dict[str, Any] = {
 
 
 def container(spec: ContainerSpec, **changes: Any) -> Container:
-    """Return the container that this spec would make, as Docker would report it."""
+    """Return this spec's container, as reported by Docker."""
     fields = {
         "role": spec.role,
         "node": spec.node,
@@ -70,7 +71,7 @@ def container(spec: ContainerSpec, **changes: Any) -> Container:
     return containers.container(spec.name, **{**fields, **changes})
 
 
-def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
+def test_docker_run_has_every_field() -> None:
     """As parsed by an independent parser of `docker run`."""
     full = dataclasses.replace(
         SPEC,
@@ -86,7 +87,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         log_options={"max-size": "1m", "max-file": "2"},
         shm=16 << 30,
     )
-    options = read_run(docker.run((), full))
+    options = parse_run(docker.run((), full))
 
     assert options["HostConfig"] == {
         "NetworkMode": "host",
@@ -126,9 +127,9 @@ def test_shared_memory_without_a_size(
     shm: Literal["private", "host"], ipc: str, tmpfs: str | None
 ) -> None:
     """Its own tmpfs or the host's: `--ipc host` and `--shm-size` exclude each other."""
-    mounts = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])[
-        "HostConfig"
-    ]
+    mounts = parse_run(
+        docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:]
+    )["HostConfig"]
 
     assert (mounts["IpcMode"], mounts["Tmpfs"], mounts["ShmSize"]) == (ipc, tmpfs, None)
     assert mounts["DeviceRequests"] is None
@@ -154,7 +155,7 @@ def test_the_hash_does_not_depend_on_the_order_of_names_nor_on_itself() -> None:
 
 
 def test_the_hash_does_not_depend_on_how_docker_is_called() -> None:
-    """Giving a login access to Docker must not restart a cluster."""
+    """Giving a user access to Docker must not restart a cluster."""
     assert docker.run(("sudo", "docker"), SPEC)[2:] == docker.run(("docker",), SPEC)[1:]
 
 
@@ -178,7 +179,7 @@ def test_differences_are_described() -> None:
 
 
 def test_hidden_differences_are_mentioned() -> None:
-    """Never an empty reason for a restart."""
+    """A restart always has a reason."""
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
     assert docker.describe_differences(container(SPEC.labelled()), spec, {}) == [
@@ -191,7 +192,7 @@ def test_hidden_differences_are_mentioned() -> None:
     [(False, True, "it becomes privileged"), (True, False, "it is no longer privileged")],
 )
 def test_changed_rights_are_described(before: bool, after: bool, difference: str) -> None:
-    """Both ways: who took `privileged: true` out of the inventory wants to see it go."""
+    """In both directions, including a removed `privileged: true`."""
     existing = container(SPEC.labelled(), privileged=before)
     spec = dataclasses.replace(SPEC, privileged=after).labelled()
 
@@ -225,7 +226,7 @@ def test_an_empty_value_differs_from_none() -> None:
 
 
 def test_reordered_arguments_are_a_difference() -> None:
-    """Two numbers that changed places must not read as nothing → nothing."""
+    """Two exchanged numbers must not read as no difference."""
     existing = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
     (difference,) = docker.describe_differences(
         existing, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {}
@@ -235,7 +236,7 @@ def test_reordered_arguments_are_a_difference() -> None:
 
 
 def test_builders_of_short_commands() -> None:
-    """As one would type them."""
+    """As typed by users."""
     sudo = ("sudo", "-n", "docker")
 
     assert docker.remove(sudo, "a", "b") == (*sudo, "rm", "--force", "--volumes", "a", "b")
@@ -263,7 +264,7 @@ def test_builders_of_short_commands() -> None:
 
 
 def test_logs_of_both_streams_are_combined() -> None:
-    """`docker logs` keeps them apart; people do not. Run with another program in docker's place."""
+    """`docker logs` separates them. Run with a fake docker."""
     argv = docker.logs(
         ("sh", "-c", 'echo "$@"; echo error >&2', "docker"), "c", tail=5, since="1m", follow=True
     )
@@ -274,40 +275,40 @@ def test_logs_of_both_streams_are_combined() -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3)])
-def test_a_bounded_command_ends_with_its_own_code(script: str, code: int) -> None:
-    """And its output passes."""
+def test_a_command_with_a_deadline_has_its_own_exit_code(script: str, code: int) -> None:
+    """Its output is passed on."""
     argv = docker.with_deadline(("sh", "-c", f"echo out; {script}"), 10)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        # its input stays open meanwhile: closing that is what ends it early
+        # its input stays open: closing it would stop the command
         out = process.stdout.read()
 
     assert (process.returncode, out) == (code, b"out\n")
 
 
-def test_a_bounded_command_ends_at_its_deadline() -> None:
-    """Also when its input stays open."""
+def test_a_command_with_a_deadline_is_killed() -> None:
+    """Even if its input stays open."""
     with subprocess.Popen(
         docker.with_deadline(("sleep", "60"), 0.2), stdin=subprocess.PIPE
     ) as process:
         assert process.wait(timeout=10) == 124
 
 
-def test_a_bounded_command_ends_when_nobody_holds_its_input() -> None:
-    """Stopping `docker exec` closes the input of its command, which is the only signal. The output
-    stays open until the command exits.
+def test_a_command_with_a_deadline_stops_with_its_input() -> None:
+    """Stopping `docker exec` closes the command's input, which is the only signal. The output stays
+    open until the command exits.
     """
     argv = docker.with_deadline(("sh", "-c", "echo started; exec sleep 60"), 60)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
 
-        # closes its input
+        # this closes its input
         assert process.communicate(timeout=10) == (b"", None)
 
 
-# In Docker's place: a container that ignores TERM, as a main process without a handler does, and a
-# client that root started, which the login may not signal. `rm` is what ends it.
+# A fake Docker: a container that ignores TERM, like a main process without a handler, and a client
+# of root, which the user may not signal. Only `rm` stops it.
 _DOCKER = """#!/bin/sh
 cd "${0%/*}" || exit
 case $1 in
@@ -319,20 +320,20 @@ esac
 
 
 def node(docker: Argv) -> Node:
-    """A node with a GPU, where this starts docker."""
+    """A node with a GPU and a fake docker."""
     return Node(name="gpu01", host="gpu01", ip="10.0.0.1", gpus=1, docker=docker)
 
 
 @pytest.fixture
 def stubborn(tmp_path: Path) -> Argv:
-    """A docker whose containers stop only when they are removed."""
+    """A docker with containers that stop only when they are removed."""
     program = tmp_path / "docker"
     program.write_text(_DOCKER)
     program.chmod(0o755)
     return (str(program),)
 
 
-def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
+def test_a_temporary_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
     """Stopping the client does not stop the container."""
     argv = docker.list_gpus(node(stubborn), "x:1", cluster="c")
     answer = local.run(
@@ -346,7 +347,7 @@ def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_p
     assert list(tmp_path.glob("there.*")) == []
 
 
-def test_two_throw_away_containers_have_two_names() -> None:
+def test_two_temporary_containers_have_two_names() -> None:
     """Two runs may use a node at once."""
     called = ("sh", "-c", 'echo "$@"', "docker")
     argv = docker.run_python(called, "x:1", "pass", cluster="c", node="gpu01")
@@ -362,7 +363,7 @@ def test_two_throw_away_containers_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_throw_away_container_hears_its_input_and_ends_with_its_own_code(code: int) -> None:
+def test_a_temporary_container_has_input_and_exit_code(code: int) -> None:
     """And its output is passed on, without other messages."""
     spec = dataclasses.replace(SPEC, role="probe")
     argv = docker.run(("sh", "-c", f"cat; exit {code}", "docker"), spec, once=True)
@@ -371,8 +372,8 @@ def test_a_throw_away_container_hears_its_input_and_ends_with_its_own_code(code:
     assert (done.returncode, done.stdout, done.stderr) == (code, "hold\n", "")
 
 
-def test_a_throw_away_container_is_the_clusters(stubborn: Argv) -> None:
-    """By this label `down` removes containers that a hanging daemon has left."""
+def test_a_temporary_container_has_the_clusters_label(stubborn: Argv) -> None:
+    """`down` removes containers left behind by a hanging daemon."""
     argv = docker.run_python(stubborn, "x:1", "pass", cluster="c", node="gpu01")
 
     assert docker.list_ids(stubborn, "c")[-1].removeprefix("label=") in argv

@@ -18,8 +18,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "docker"
 RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
 
 
-def test_a_container_is_read_as_recorded() -> None:
-    """Docker 20.10's `inspect` of a container that `up` started."""
+def test_recorded_container() -> None:
+    """Docker 20.10's `inspect` of a container of `up`."""
     (container,) = docker_output.parse_containers(RECORDED)
 
     assert (
@@ -43,7 +43,7 @@ def test_a_container_is_read_as_recorded() -> None:
     assert container.env["NCCL_SOCKET_IFNAME"] == "=eth0"
 
 
-def test_an_image_is_read_as_recorded() -> None:
+def test_recorded_image() -> None:
     """An imported image has no digest; its identity is its layers and configuration."""
     image = docker_output.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
 
@@ -57,7 +57,7 @@ def test_an_image_is_read_as_recorded() -> None:
 
 
 def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
-    """Two nodes may have loaded the same image at different times, and labels do not run."""
+    """Two nodes may have loaded the same image at different times, and labels do not matter."""
     recorded = json.loads((FIXTURES / "image-inspect-20.10.json").read_text())
 
     def identity(**changed: Any) -> str:
@@ -95,8 +95,8 @@ def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
         '[{"Config": 1}]',
     ],
 )
-def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
-    """With the line, and without a KeyError."""
+def test_an_unreadable_container(text: str) -> None:
+    """An error with the line, not a KeyError."""
     with pytest.raises(UnreadableAnswer):
         docker_output.parse_containers(text)
 
@@ -104,14 +104,14 @@ def test_an_inspect_that_cannot_be_read_says_so(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["nonsense", "{}", '[{"Config": {}}]', '[{"Id": "x", "Config": []}]']
 )
-def test_an_image_that_cannot_be_read_says_so(text: str) -> None:
-    """A broken answer is not an image that is absent."""
+def test_an_unreadable_image(text: str) -> None:
+    """It does not count as absent."""
     with pytest.raises(UnreadableAnswer):
         docker_output.parse_image(text)
 
 
-def test_nothing_is_no_container_and_no_image() -> None:
-    """Docker prints an empty list, or nothing."""
+def test_empty_output() -> None:
+    """Docker prints an empty list, or no text."""
     assert docker_output.parse_containers("") == docker_output.parse_containers("[]\n") == ()
     assert docker_output.parse_image("[]") is None
 
@@ -123,7 +123,7 @@ def test_nothing_is_no_container_and_no_image() -> None:
         max_leaves=8,
     )
 )
-def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
+def test_any_json(value: Any) -> None:
     """The result is containers or UnreadableAnswer."""
     with suppress(UnreadableAnswer):
         docker_output.parse_containers(
@@ -138,7 +138,7 @@ def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
 def test_privileged_containers_are_recognised(
     host_config: dict[str, Any], privileged: bool
 ) -> None:
-    """According to `docker inspect`."""
+    """From `docker inspect`."""
     item = {**json.loads(RECORDED)[0], "HostConfig": host_config}
 
     assert docker_output.parse_containers(json.dumps([item]))[0].privileged is privileged

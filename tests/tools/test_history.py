@@ -52,8 +52,8 @@ def test_the_query_needs_no_container() -> None:
     assert command.argv[4:] == (f"{folder}/history.json", f"{folder}/desired.json")
 
 
-def test_places_are_preserved() -> None:
-    """A server is started again where it was; what an older vlaunch wrote down had no places."""
+def test_placements_are_preserved() -> None:
+    """A server restarts on its nodes; older versions of vlaunch stored no placement."""
     (old,), _ = history.parse_history(answer([history_entry("a")]))
     (new,), _ = history.parse_history(answer([history_entry("a", nodes=["n1"], gpus=2)]))
 
@@ -83,13 +83,13 @@ def test_all_histories_are_queried_at_once() -> None:
 
 
 @pytest.mark.parametrize("labels", ["x", [1], {"a": 1}, {"a": {}}])
-def test_nonsense_of_a_cache_is_no_server(labels: Any) -> None:
+def test_an_invalid_cache_is_no_server(labels: Any) -> None:
     """Nodes are not trusted."""
     assert history.parse_all_histories(answer([{**history_entry("a"), "held": labels}])) == ()
 
 
-def test_variables_are_those_of_then() -> None:
-    """Revisions of older versions have none."""
+def test_variables_of_a_revision() -> None:
+    """Those of older versions have none."""
     (old, new), _ = history.parse_history(
         answer([history_entry("a"), history_entry("b", env={"A": "1"})])
     )

@@ -1,4 +1,4 @@
-"""The probe, run on this machine with a fake `docker`, and the methods of its facts."""
+"""The probe, run locally with a fake `docker`, and the methods of its facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unfinished_models(home: Path) -> dict[str, str]:
     return {model.model: model.kind for model in host.parse_unfinished(ran.stdout)}
 
 
-def test_copies_and_downloads_that_are_not_finished_are_named(tmp_path: Path) -> None:
+def test_unfinished_copies_and_downloads_are_named(tmp_path: Path) -> None:
     """By names or folders; complete ones are not listed."""
     cached, mine, whole = (
         tmp_path / name for name in ("hub/models--org--m", "my model", "hub/models--org--whole")
@@ -167,28 +167,26 @@ def test_a_silent_docker_is_queried_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
-    """Each part has its own deadline: `timeout` is what the script relies on, so it must be in the
-    script.
-    """
+def test_a_hanging_part_does_not_affect_others() -> None:
+    """Parts have their own deadline with `timeout`, which the script must use."""
     script = host.probe(
         ("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=()
     )[2]
-    asking = [
+    queries = [
         line
         for line in script.splitlines()
         if '"$@" images' in line or '"$@" ps' in line or '"$@" inspect' in line
     ]
 
-    assert len(asking) == 5
-    assert all("timeout -k 2 15" in line or "part " in line for line in asking)
+    assert len(queries) == 5
+    assert all("timeout -k 2 15" in line or "part " in line for line in queries)
     assert shutil.which("timeout")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["there", "later/on"])
-def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, name: str) -> None:
-    """The folder itself, or its nearest existing parent."""
+def test_the_probe_checks_write_access_without_writing(tmp_path: Path, name: str) -> None:
+    """On the folder itself, or its nearest existing parent."""
     (tmp_path / "there").mkdir()
     argv = host.probe(
         ("no-docker",),
@@ -210,8 +208,8 @@ def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, na
 
 
 @pytest.mark.processes
-def test_what_a_node_uses_of_its_gpus() -> None:
-    """Those it names by index or UUID, else its first ones."""
+def test_the_used_gpus_of_a_node() -> None:
+    """Those named by index or UUID, else its first ones."""
     gpus = (
         Gpu(
             index=at, name="H100", memory_total=81559, memory_used=4, driver="580", uuid=f"GPU-{at}"

@@ -1,4 +1,4 @@
-"""Parser for the output of the probe, including garbage."""
+"""Parser for the probe's output, including garbage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = (
     "image x:1",
     "containers",
 )
-# What hostile, broken or merely odd machines might print in place of an answer.
+# Output of hostile, broken or unusual machines.
 GARBAGE = st.one_of(
     st.text(),
     st.recursive(
@@ -79,8 +79,8 @@ def parts(**changed: str) -> str:
     )
 
 
-def test_the_answer_of_a_head_is_read_as_recorded() -> None:
-    """Debian 12 with Docker 20.10 and a cluster that is up."""
+def test_recorded_answer_of_a_head() -> None:
+    """Debian 12 with Docker 20.10 and a running cluster."""
     facts = host_output.parse_probe((FIXTURES / "lab-node1-up.txt").read_text())
 
     assert (facts.home, facts.user, facts.hostname) == ("/root", "root", "node1")
@@ -112,7 +112,7 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
 
 
 def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
-    """And another one has another."""
+    """And another one a different identity."""
     first, second = (
         host_output.parse_probe((FIXTURES / f"lab-node{n}-up.txt").read_text()) for n in (1, 2)
     )
@@ -140,7 +140,7 @@ def test_a_container_is_selected_by_its_name() -> None:
     assert facts.container("vlaunch-lab-node1") is None
 
 
-def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
+def test_missing_memory_of_a_gpu_is_no_error() -> None:
     """GB10 shares the host's memory and reports `[N/A]`."""
     facts = host_output.parse_probe(
         parts(
@@ -199,7 +199,7 @@ def test_amd_gpus_have_render_nodes() -> None:
 
 
 def test_gpu_allocations_of_containers() -> None:
-    """So many, or those that are named; other devices are none."""
+    """By number or ID; other devices do not count."""
     gpus = '"Capabilities":[["gpu"]]'
     output = (
         f'["/vlaunch-a-n", "a", [{{"Count":4,"DeviceIDs":null,{gpus},"Options":{{}}}}]]\n'
@@ -228,8 +228,8 @@ def test_gpu_allocations_of_containers() -> None:
     ]
 
 
-def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
-    """Both name the local address in the fourth column."""
+def test_listening_sockets_of_netstat_and_ss() -> None:
+    """Both have the local address in the fourth column."""
     netstat = (
         "Proto Recv-Q Send-Q Local Address\ntcp 0 0 0.0.0.0:6379 0.0.0.0:* LISTEN\ntcp6 0 0 :::22"
         " :::* LISTEN"
@@ -244,8 +244,8 @@ def test_listening_sockets_of_netstat_are_read_as_those_of_ss() -> None:
     )
 
 
-def test_addresses_say_whether_their_link_is_up() -> None:
-    """`flags`, not `operstate`, which is UNKNOWN for many good links."""
+def test_the_state_of_links() -> None:
+    """From `flags`, not `operstate`, which is UNKNOWN for many working links."""
     link = [
         {
             "ifname": "eth0",
@@ -281,14 +281,14 @@ def test_failed_parts_are_none_with_their_messages() -> None:
 @pytest.mark.parametrize(
     "text", ["", "Last login: today\n", "\n@@vlaunch home\n/root\n@@vlaunch rc 0\n", parts()[:-20]]
 )
-def test_an_answer_that_ends_too_early_is_unreadable(text: str) -> None:
-    """Half an answer would read as a node without containers."""
+def test_a_truncated_answer_is_unreadable(text: str) -> None:
+    """It would read as a node without containers."""
     with pytest.raises(UnreadableAnswer):
         host_output.parse_probe(text)
 
 
-def test_a_banner_before_the_answer_is_passed_over() -> None:
-    """Start-up files of shells may print something."""
+def test_a_banner_before_the_answer_is_ignored() -> None:
+    """Start-up files of shells may print text."""
     assert (
         host_output.parse_probe("Welcome!\n\x1b[1mnews\x1b[0m\n" + parts(user="ops")).user == "ops"
     )
@@ -312,7 +312,7 @@ def test_a_banner_before_the_answer_is_passed_over() -> None:
         ("docker", "[]"),
     ],
 )
-def test_a_part_of_another_form_is_unreadable_or_absent(name: str, text: str) -> None:
+def test_an_invalid_part_is_unreadable_or_absent(name: str, text: str) -> None:
     """Never a KeyError: the output is the evidence."""
     try:
         host_output.parse_probe(parts(**{name: text}))
@@ -324,10 +324,8 @@ def test_a_part_of_another_form_is_unreadable_or_absent(name: str, text: str) ->
     st.dictionaries(st.sampled_from(NAMES), GARBAGE, max_size=6),
     st.sampled_from(["0", "1", "127", "", "x", "-", "²"]),
 )
-def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(
-    changed: dict[str, str], code: str
-) -> None:
-    """A node may be broken, or hostile."""
+def test_any_output_is_parsed_or_rejected(changed: dict[str, str], code: str) -> None:
+    """A node may be broken or hostile."""
     texts = {"home": "/root", "containers": "", **changed}
     text = "".join(
         f"\n@@vlaunch {name}\n{output}\n@@vlaunch rc {code}\n" for name, output in texts.items()
@@ -347,7 +345,7 @@ def test_the_ray_token_is_never_evidence(end: str) -> None:
     assert ("Killed" in caught.value.evidence) is bool(end)
 
 
-def test_warnings_before_dockers_answer_are_no_part_of_it() -> None:
+def test_warnings_before_dockers_answer_are_ignored() -> None:
     """Sudo and Docker's command line print them on the same stream."""
     noise = "sudo: unable to resolve host node1: Name or service not known\n"
     facts = host_output.parse_probe(
@@ -393,8 +391,8 @@ def test_podman_is_recognised(name: str, version: str | None) -> None:
         ("1\n? /root/.vlaunch", {}),
     ],
 )
-def test_labels_count_where_selinux_enforces(output: str, labels: dict[str, str] | None) -> None:
-    """As stat(1) prints them; `?` where a file system has none."""
+def test_selinux_labels(output: str, labels: dict[str, str] | None) -> None:
+    """As printed by stat(1); `?` on file systems without labels."""
     assert host_output.parse_probe(parts(selinux=output)).selinux == labels
 
 

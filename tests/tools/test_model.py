@@ -15,7 +15,7 @@ from tests.tools.test_placement import LLAMA_70B, MOE
 
 
 def run(argv: Argv) -> Answer:
-    """Run a query on this machine."""
+    """Run a query locally."""
     done = subprocess.run(
         argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
@@ -24,7 +24,7 @@ def run(argv: Argv) -> Answer:
 
 @pytest.fixture
 def hf_home(tmp_path: Path) -> Path:
-    """A Hugging Face cache with one model: two files, one of them below a folder."""
+    """A Hugging Face cache with one model: two files, one of them in a subfolder."""
     repo = tmp_path / "hub" / "models--org--m"
     for folder in ("refs", "blobs", "snapshots/abc/sub"):
         (repo / folder).mkdir(parents=True)
@@ -37,13 +37,13 @@ def hf_home(tmp_path: Path) -> Path:
 
 
 def test_files_of_a_cached_model_have_the_size_of_their_blobs(hf_home: Path) -> None:
-    """Not that of the links."""
+    """Not of the links."""
     files = model.parse_scan(run(model.scan("org/m", str(hf_home)))).files
 
     assert files == {"config.json": 2, "sub/a b.safetensors": 300}
 
 
-def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
+def test_an_unfinished_download_is_detected(hf_home: Path) -> None:
     """A link with a missing blob has no size."""
     repo = hf_home / "hub/models--org--m"
     (repo / "blobs/3.incomplete").touch()
@@ -54,7 +54,7 @@ def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
 
 
 def test_an_incomplete_model_is_recognised(hf_home: Path) -> None:
-    """A link without content, a shard that the index names, a copy that is not finished."""
+    """A link without content, a missing shard of the index, an unfinished copy."""
     repo = hf_home / "hub/models--org--m"
     assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "there"
     index = repo / "snapshots/abc/model.safetensors.index.json"
@@ -69,8 +69,8 @@ def test_an_incomplete_model_is_recognised(hf_home: Path) -> None:
     )
 
 
-def test_a_copy_that_is_not_finished(hf_home: Path) -> None:
-    """Of a folder it is a mixture; what is in the cache besides stays as good as it was."""
+def test_an_unfinished_copy(hf_home: Path) -> None:
+    """A folder with one is a mixture; other models in the cache are unaffected."""
     parts = hf_home / "hub/models--org--m/.vlaunch/parts"
     parts.mkdir(parents=True)
     (parts / "0").touch()
@@ -83,7 +83,7 @@ def test_a_copy_that_is_not_finished(hf_home: Path) -> None:
 
 
 def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
-    """Paths work as names do; a GGUF model is one file."""
+    """By path; a GGUF model is one file."""
     (tmp_path / "m.gguf").write_bytes(b"12345")
 
     assert model.parse_scan(run(model.scan(str(tmp_path), ""))).files == {"m.gguf": 5}
@@ -91,7 +91,7 @@ def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_is_recognised(hf_home: Path) -> None:
-    """Neither the path nor the name."""
+    """By path and by name."""
     assert model.parse_scan(run(model.scan("org/other", str(hf_home)))).files is None
     assert model.parse_scan(run(model.scan("/no/such/path", ""))).files is None
 
@@ -102,6 +102,7 @@ def test_a_missing_model_is_recognised(hf_home: Path) -> None:
         Answer(node="a", code=0, out="?\n\n{}"),
         Answer(node="a", code=1, err="denied"),
         Answer(node="a", code=0, out="f x y\n\n{}"),
+        Answer(node="a", code=0, out=f"f {'9' * 5000} y\n\n{{}}"),
     ],
 )
 def test_files_that_cannot_be_listed_are_unknown(answer: Answer) -> None:
@@ -113,7 +114,7 @@ def test_files_that_cannot_be_listed_are_unknown(answer: Answer) -> None:
 
 
 def test_the_configuration_is_read(hf_home: Path) -> None:
-    """From the cache, byte for byte."""
+    """From the cache, unchanged."""
     config = '{"a": "b\\n\\n"}\n\n'
     (hf_home / "hub/models--org--m/blobs/1").write_text(config)
     scan = model.parse_scan(run(model.scan("org/m", str(hf_home))))
@@ -143,7 +144,7 @@ def test_the_configuration_is_read(hf_home: Path) -> None:
     ],
 )
 def test_shape_of(config: dict[str, object] | None, heads: int | None, layers: int | None) -> None:
-    """Heads and layers are read where models keep them; nonsense is not believed."""
+    """Heads and layers under their usual keys; invalid values are ignored."""
     shape = shape_of(config)
 
     assert (heads, layers) == (shape.heads, shape.layers)
@@ -174,5 +175,5 @@ def test_shape_of(config: dict[str, object] | None, heads: int | None, layers: i
     ],
 )
 def test_experts(config: dict[str, object] | None, experts: int | None) -> None:
-    """Wherever models have them; a config without attention heads is not that of a dense model."""
+    """Under any of their keys; a config without attention heads is not a dense model's."""
     assert experts == shape_of(config).experts

@@ -26,7 +26,7 @@ from tests.simulated import World
 
 
 def record(world: World, facts: dict[str, HostFacts], ask: CheckOptions = ASK) -> NetworkRecord:
-    """Measure, keep the verdict, and read it back."""
+    """Measure, store the verdict, and read it back."""
     proof = CheckResult()
     judged(world, facts, ask, proof)
     step = network_plan.record_verdict(Site(world.inventory, facts), proof, measured_at="today")
@@ -36,7 +36,7 @@ def record(world: World, facts: dict[str, HostFacts], ask: CheckOptions = ASK) -
     return network_verdict.parse_record(answer)
 
 
-def test_a_record_proves_what_it_is_about(load: Load) -> None:
+def test_the_scope_of_a_record(load: Load) -> None:
     """The same containers, at the required level or above."""
     inventory = load("network: {fabric: infiniband}")
     world, facts = up(inventory)
@@ -91,7 +91,7 @@ def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> 
 def test_auto_is_covered_by_auto_and_by_the_highest(
     load: Load, level: str, required: str, proves: bool
 ) -> None:
-    """Its meaning depends on the nodes, so that a lower level does not cover it."""
+    """Its meaning depends on the nodes, so a lower level does not cover it."""
     inventory = load()
     world, facts = up(inventory)
     verdict = replace(record(world, facts), asked=level, required=required)
@@ -103,7 +103,7 @@ def test_auto_is_covered_by_auto_and_by_the_highest(
 
 
 def test_a_container_that_started_again_is_another_incarnation(load: Load) -> None:
-    """Docker restarts it under the same id."""
+    """Docker restarts it under the same ID."""
     world, facts = up(load())
     before = network_verdict.incarnation(Site(world.inventory, facts))
     world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
@@ -133,7 +133,7 @@ LINK = {"gbps": 1.0, "latency_us": 10.0, "tcp": False}
 
 
 def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
-    """Seven of eight network cards were never tried."""
+    """Seven of eight network cards were never tested."""
     world, facts = up(load())
     single, full = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
 

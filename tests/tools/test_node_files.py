@@ -1,6 +1,4 @@
-"""Node programs and secrets: written only if they differ, with private permissions; run on this
-machine.
-"""
+"""Node programs and secrets: written only if they differ, with private permissions; run locally."""
 
 from __future__ import annotations
 
@@ -44,22 +42,22 @@ def titles(steps: list[Step]) -> list[str]:
 
 
 def run_step(step: Step) -> None:
-    """Run a step on this machine."""
+    """Run a step locally."""
     stdin = step.command.stdin() if step.command.stdin else b""
     subprocess.run(step.command.argv, input=stdin, check=True, timeout=10)
 
 
 @pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:video"])
-def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
-    """Root may read what the login wrote."""
+def test_an_image_of_root_needs_no_permissions(user: str, load: Load) -> None:
+    """Root may read all files."""
     inventory = load()
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
 
     assert node_files.handover_steps(site_with(inventory, facts), inventory.head) == []
 
 
-def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
-    """Root in a container of that image does this after the secrets are written, and only when a
+def test_an_images_user_gets_permissions(load: Load) -> None:
+    """Root in a container of that image sets them after the secrets are written, only if a
     container of the node is recreated or restarted, or gets new certificates.
     """
     inventory = load("docker: [sudo, -n, docker]")
@@ -81,9 +79,9 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     ]
 
 
-def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) -> None:
-    """Run for the group of this test: secrets to read, folders and their contents to write; a user
-    unknown to the image gets nothing.
+def test_permissions_are_the_groups(tmp_path: Path) -> None:
+    """Run for this test's group: secrets are readable, folders and their contents writable, and the
+    owner stays; a user unknown to the image gets no access.
     """
     secrets, server = tmp_path / "secrets", tmp_path / "server"
     (server / "chat").mkdir(parents=True)
@@ -108,8 +106,8 @@ def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) 
     assert (secrets / "TOKEN").stat().st_uid == os.getuid()
 
 
-def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) -> None:
-    """Neither times nor users of the control machine are in it."""
+def test_the_archive_is_reproducible(tmp_path: Path) -> None:
+    """Without times and users of the control machine."""
     with tarfile.open(fileobj=io.BytesIO(node_files.payload_tar())) as archive:
         entries = archive.getmembers()
 
@@ -157,7 +155,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
 
 
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
-    """By their sha256."""
+    """By sha256."""
     inventory = load()
     old = HostFacts(
         home="/home/ops", files={**node_files.payload_digests(), "payload/batch.pyz": "0" * 64}
@@ -177,7 +175,7 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
 
 
 def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> None:
-    """In the order of their names; and not otherwise."""
+    """Ordered by name, and only then."""
     inventory = load()
 
     assert titles(
@@ -201,8 +199,8 @@ def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
     assert steps[-1].command.stdin() == b"very-secret"
 
 
-def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
-    """Files match their digests, secrets are readable by their owner only, and nothing else
+def test_the_steps_on_a_node(load: Load, tmp_path: Path) -> None:
+    """Files match their digests, secrets are readable by their owner only, and no other file
     remains.
     """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
@@ -245,10 +243,10 @@ FOLDERS = ("c", "c/secrets", "c/payload", "c/server", "cache/c")
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("how", ["open", "link", "dangling", "file"])
-def test_a_folder_that_others_could_change_is_refused(
+def test_a_writable_folder_of_others_is_rejected(
     load: Load, tmp_path: Path, name: str, how: str
 ) -> None:
-    """Another user may have created it in a world-writable parent; nothing is written then."""
+    """Another user may have created it in a world-writable parent; then no file is written."""
     state = tmp_path / "state"
     path = state / name
     path.parent.mkdir(parents=True)
@@ -274,8 +272,8 @@ def test_a_folder_that_others_could_change_is_refused(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("name", [".", *FOLDERS])
-def test_a_folder_of_another_user_is_refused(load: Load, tmp_path: Path, name: str) -> None:
-    """Also one that only its owner may write to."""
+def test_a_folder_of_another_user_is_rejected(load: Load, tmp_path: Path, name: str) -> None:
+    """Even a private one."""
     state = tmp_path / "state"
     (state / name).mkdir(parents=True)
     os.chown(state / name, 65534, 65534)
@@ -287,9 +285,9 @@ def test_a_folder_of_another_user_is_refused(load: Load, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
-def test_healthy_folders_are_not_refused(load: Load, tmp_path: Path, mask: int) -> None:
-    """Of any usual umask, below one like /tmp or behind a link of the login's own, on shared
-    storage for what is compiled, with a group that an image's user has; and again.
+def test_healthy_folders_are_accepted(load: Load, tmp_path: Path, mask: int) -> None:
+    """With any usual umask, in /tmp or behind the user's own link, on shared storage for the
+    compile cache, with an image user's group; repeatedly.
     """
     shared = tmp_path / "scratch"
     shared.mkdir()
@@ -311,7 +309,7 @@ def test_healthy_folders_are_not_refused(load: Load, tmp_path: Path, mask: int) 
     assert not list(shared.rglob(".owner*"))
 
 
-def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_path: Path) -> None:
+def test_a_file_system_that_maps_users(load: Load, tmp_path: Path) -> None:
     """As NFS maps root to nobody: files created by the user count as its own."""
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "stat"
@@ -327,7 +325,7 @@ def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_pat
         subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=10)
 
 
-def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) -> None:
+def test_secrets_are_replaced_atomically(load: Load, tmp_path: Path) -> None:
     """A container that starts in between reads the old or the new one."""
     inventory = load(f"state_dir: {tmp_path}")
     for value in ("long-old-value", "new"):
@@ -343,8 +341,8 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
 def test_a_secret_removed_from_the_inventory_is_removed_from_nodes(
     load: Load, tmp_path: Path
 ) -> None:
-    """Everything in the mounted folder becomes a variable of the container, so an old file is an
-    old secret in use.
+    """All files in the mounted folder become variables of the container, so an old file is an old
+    secret in use.
     """
     inventory = load(f"state_dir: {tmp_path}")
     for step in node_files.file_steps(
@@ -364,7 +362,7 @@ def test_a_secret_removed_from_the_inventory_is_removed_from_nodes(
 
 
 @pytest.mark.parametrize("to", ["disk", "memory"])
-def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) -> None:
+def test_secrets_are_removed_from_other_folders(load: Load, tmp_path: Path, to: str) -> None:
     """Including outdated memory folders; folders in use and other users' files stay."""
     inventory = load(f"state_dir: {tmp_path}/disk\nsecrets_in: {to}")
     places = {name: tmp_path / name / "c" for name in ("disk", "today", "before", "foreign")}
@@ -397,8 +395,8 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
     )
 
 
-def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_path: Path) -> None:
-    """On NFS the same file is written by all nodes at once."""
+def test_nodes_with_a_shared_home(load: Load, tmp_path: Path) -> None:
+    """On NFS all nodes write the same file at once."""
     inventory = load(f"state_dir: {tmp_path}")
     steps = [
         step
@@ -414,7 +412,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
     assert (tmp_path / "c/secrets/A").read_text() == "value"
 
 
-def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
+def test_the_logs_of_engines_are_private(tmp_path: Path, load: Load) -> None:
     """They contain prompts; a folder shared with an image's user stays shared."""
     inventory = load()
     steps = node_files.file_steps(

@@ -30,7 +30,7 @@ def test_one_command_per_node_reports_everything(load: Load) -> None:
 
 
 def test_nodes_are_probed_with_their_own_settings(load: Load) -> None:
-    """Its Docker, its directories."""
+    """Docker command and directories."""
     inventory = load(
         "docker: [sudo, -n, docker]",
         "nodes: [{host: a, ip: 10.0.0.1, gpus: 1, state_dir: /s}, {host: b, ip: 10.0.0.2, gpus: 1,"
@@ -54,7 +54,7 @@ def test_nodes_are_probed_with_their_own_settings(load: Load) -> None:
 
 
 def test_only_named_nodes_are_probed(load: Load) -> None:
-    """`down` and `status` go on without those that cannot be reached."""
+    """`down` and `status` continue without unreachable ones."""
     inventory = load()
 
     assert [
@@ -107,7 +107,7 @@ def test_a_failed_node_is_named_with_its_output(
         (0, False, "@@vlaunch token\nray-token-1234"),
     ],
 )
-def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, out: str) -> None:
+def test_a_truncated_answer_shows_no_token(code: int, timed_out: bool, out: str) -> None:
     """It has not been registered for redaction yet."""
     _, failed = node_probes.parse_answers(
         [Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)]
@@ -118,7 +118,7 @@ def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, o
 
 
 def test_a_survey_carries_the_clock_of_the_moment_it_is_sent(load: Load) -> None:
-    """Not of the moment it was planned, and only a survey has one."""
+    """Not of its planning, and only in a survey."""
     times = iter((1000.25, 1003.5))
     plain = node_probes.probe_commands(load(), [], clock=lambda: 1.0)
     first, second = node_probes.probe_commands(load(), [], survey=True, clock=lambda: next(times))

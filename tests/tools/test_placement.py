@@ -1,4 +1,4 @@
-"""TP × PP: what is chosen, what is refused, and that every suggestion of an error works."""
+"""TP × PP: choices, rejections, and working suggestions in all errors."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def split(placement: Placement) -> tuple[int, int]:
         ((8,), None, None, (8, 1)),  # one node: TP only
         ((1,), None, None, (1, 1)),  # one GPU: neither
         ((1, 1), None, None, (1, 2)),
-        ((8, 8), 16, None, (16, 1)),  # TP across all GPUs on request
-        ((8, 8), 1, None, (1, 16)),  # the uneven split on request
+        ((8, 8), 16, None, (16, 1)),  # TP across all GPUs, if requested
+        ((8, 8), 1, None, (1, 16)),  # the uneven layout, if requested
         ((8, 8), None, 1, (16, 1)),
         ((8, 8), None, 4, (4, 4)),
         ((8,), 4, None, (4, 1)),  # one node needs no pipeline
         ((8, 4), 4, None, (4, 3)),
         ((8, 4), 1, 12, (1, 12)),
-        ((8, 8), 4, 2, (4, 2)),  # fewer GPUs than there are
+        ((8, 8), 4, 2, (4, 2)),  # fewer GPUs than available
     ],
 )
 def test_sizes(
@@ -78,14 +78,14 @@ def test_sizes(
         ((8,), None, None, {"text_config": {"num_attention_heads": 20}}, "20 attention heads"),
     ],
 )
-def test_refused(
+def test_rejected_layouts(
     gpus: tuple[int, ...],
     tp: int | None,
     pp: int | None,
     config: dict[str, object] | None,
     reason: str,
 ) -> None:
-    """Impossible layouts are refused with a reason, and the layouts in the hint are accepted."""
+    """Impossible layouts are rejected with a reason, and the layouts in the hint are accepted."""
     with pytest.raises(PlacementError, match=reason) as refused:
         choose_placement(cluster(*gpus), tp, pp, config)
     offered = re.findall(r"--(tp|pp) (\d+) --(?:tp|pp) (\d+)", refused.value.hint)
@@ -104,8 +104,8 @@ def test_suggestions_use_all_gpus_and_stay_inside_nodes() -> None:
     assert refused.value.hint.startswith("these work: `--tp 4 --pp 4`")
 
 
-def test_nothing_fits() -> None:
-    """A model that needs too many stages is refused without an invented suggestion."""
+def test_no_layout_fits() -> None:
+    """A model that needs too many stages is rejected without an invented suggestion."""
     assert not explain_impossible(cluster(1), 1, 1, shape_of({"num_hidden_layers": 1}))
 
 
@@ -130,13 +130,13 @@ def test_tp_across_nodes_is_a_warning(
     assert crosses == any("crosses nodes" in warning for warning in warnings)
 
 
-def test_the_head_holds_the_first_ranks() -> None:
-    """Ranks are expected on the head first, wherever it stands in the inventory."""
+def test_the_head_has_the_first_ranks() -> None:
+    """At any position in the inventory."""
     assert choose_placement(cluster(8, 8, head=1), None, None).nodes == (("n1", 8), ("n0", 8))
     assert choose_placement(cluster(8, 8), 4, 1).nodes == (("n0", 4),)
 
 
-def test_the_mp_backend_hands_out_equal_shares() -> None:
+def test_the_mp_backend_assigns_equal_shares() -> None:
     """Nodes that are too small for their share get no ranks."""
     assert choose_placement(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
     assert choose_placement(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
@@ -145,7 +145,7 @@ def test_the_mp_backend_hands_out_equal_shares() -> None:
 
 
 def test_unused_gpus_are_a_warning() -> None:
-    """GPUs that stay without a rank are mentioned."""
+    """GPUs without a rank are mentioned."""
     assert "8 of 16 GPUs stay unused" in choose_placement(cluster(8, 8), 4, 2).warnings
 
 
@@ -167,12 +167,20 @@ MOE = {
 @pytest.mark.parametrize(
     ("gpus", "dp", "tp", "pp", "backend", "label", "replicas"),
     [
-        ((8, 8), 2, None, None, "mp", "DP 2 × TP 8 × PP 1", {"n0": 1, "n1": 1}),  # a node each
+        (
+            (8, 8),
+            2,
+            None,
+            None,
+            "mp",
+            "DP 2 × TP 8 × PP 1",
+            {"n0": 1, "n1": 1},
+        ),  # one node per replica
         ((8, 8), 4, None, None, "ray", "DP 4 × TP 4 × PP 1", {"n0": 2, "n1": 2}),
         ((8, 8), 16, None, None, "ray", "DP 16 × TP 1 × PP 1", {"n0": 8, "n1": 8}),
         ((8,), 2, None, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),
         ((8, 4), 3, None, None, "mp", "DP 3 × TP 4 × PP 1", {"n0": 2, "n1": 1}),
-        ((8, 8), 2, 4, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),  # as few nodes as hold them
+        ((8, 8), 2, 4, None, "mp", "DP 2 × TP 4 × PP 1", {"n0": 2}),  # as few nodes as possible
         ((8, 8), 2, 4, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
         ((8, 8), 2, None, 2, "mp", "DP 2 × TP 4 × PP 2", {"n0": 1, "n1": 1}),
         # the larger node before the smaller
@@ -230,10 +238,10 @@ def test_replicas(
         ((6, 6, 6), 2, 8, 1, "ray", "a replica needs 8 GPUs, more than any node has"),
     ],
 )
-def test_replicas_that_cannot_be(
+def test_impossible_replicas(
     gpus: tuple[int, ...], dp: int, tp: int | None, pp: int | None, backend: Backend, reason: str
 ) -> None:
-    """They are refused with a reason, and the layouts in the hint work with both backends."""
+    """They are rejected with a reason, and the layouts in the hint work with both backends."""
     if not reason:
         assert choose_placement(cluster(*gpus), tp, pp, dp=dp) == choose_placement(
             cluster(*gpus), tp, pp
@@ -254,7 +262,7 @@ def test_replicas_that_cannot_be(
 
 
 def test_replicas_need_heads_that_can_be_divided() -> None:
-    """The model's shape applies to each replica."""
+    """The model's shape applies per replica."""
     with pytest.raises(
         PlacementError, match="28 attention heads cannot be divided by TP 8"
     ) as refused:
@@ -274,24 +282,24 @@ def test_two_replicas_on_a_single_gpu_are_impossible() -> None:
 @pytest.mark.parametrize(
     ("config", "gpus", "coupled", "networked"),
     [
-        (LLAMA_70B, (8, 8), False, False),  # dense replicas are engines of their own
+        (LLAMA_70B, (8, 8), False, False),  # dense replicas are independent engines
         (MOE, (8, 8), True, True),
-        (None, (8, 8), True, True),  # nobody could read it, so the worst is assumed
+        (None, (8, 8), True, True),  # unreadable, so the worst is assumed
         (MOE, (8,), True, False),
         (LLAMA_70B, (8,), False, False),
     ],
 )
-def test_what_replicas_exchange(
+def test_communication_of_replicas(
     config: dict[str, object] | None, gpus: tuple[int, ...], coupled: bool, networked: bool
 ) -> None:
-    """Replicas of a mixture of experts meet in every layer; those of a dense model never."""
+    """Replicas of a mixture of experts communicate in every layer; those of a dense model never."""
     placed = choose_placement(cluster(*gpus), None, None, config, dp=2)
 
     assert (placed.coupled, placed.networked) == (coupled, networked)
 
 
 def test_a_replica_over_several_nodes_needs_the_network() -> None:
-    """Without replicas it is the split that crosses nodes."""
+    """Without replicas the layout itself crosses nodes."""
     assert choose_placement(cluster(8, 8), None, None, LLAMA_70B).networked
     assert not choose_placement(cluster(8, 8), 8, 1, LLAMA_70B).networked
     assert choose_placement(cluster(8, 8, 8, 8), None, None, LLAMA_70B, dp=2).networked
@@ -306,10 +314,10 @@ def test_a_replica_over_several_nodes_needs_the_network() -> None:
         ("ray", MOE, (8,), False),
     ],
 )
-def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
+def test_a_mixture_of_experts_across_nodes_under_ray_is_a_warning(
     backend: Backend, config: dict[str, object], gpus: tuple[int, ...], warned: bool
 ) -> None:
-    """There are open reports of hangs, and a backend without them."""
+    """Hangs have been reported, and the other backend has none."""
     warnings = choose_placement(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
 
     assert any("prefer `--backend mp`" in warning for warning in warnings) is warned
@@ -327,8 +335,8 @@ def test_missing_nodes_and_gpus(nodes: tuple[str, ...], gpus: int | None, messag
     assert "`--" in refused.value.hint
 
 
-def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
-    """Otherwise the first node replaces it as the meeting point of ranks."""
+def test_a_selection_of_nodes_keeps_the_head() -> None:
+    """If it is selected; otherwise the first node replaces it as the meeting point of ranks."""
     assert [node.name for node in narrow_inventory(INVENTORY, ("n2", "n1")).nodes if node.head] == [
         "n1"
     ]
@@ -340,7 +348,7 @@ def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
 
 
 def test_single_gpu_nodes_with_rdma_are_a_stage() -> None:
-    """TP = nodes where the model can be divided so; else, and over Ethernet, a pipeline."""
+    """TP = nodes if the model's heads allow it; else, and over Ethernet, a pipeline."""
     sparks = replace(cluster(1, 1), fabric="roce")
     three = replace(cluster(1, 1, 1), fabric="roce")
 
@@ -357,7 +365,7 @@ def test_single_gpu_nodes_with_rdma_are_a_stage() -> None:
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_prefill_context_parallelism_multiplies_the_ranks(backend: Backend) -> None:
-    """Those of a stage stay together; the rest of the split gets what it leaves."""
+    """Those of a stage stay together; other sizes get the rest."""
     placed = choose_placement(cluster(8, 8), None, None, LLAMA_70B, pcp=2, backend=backend)
 
     assert (placed.tp, placed.pcp, placed.pp, placed.world) == (4, 2, 2, 16)

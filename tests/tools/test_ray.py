@@ -34,7 +34,7 @@ def inventory(extra_yaml: str = "") -> Inventory:
 
 
 def flags(argv: tuple[str, ...]) -> dict[str, str]:
-    """Return the flags of a command that have a value."""
+    """Return a command's flags with values."""
     pairs = pairwise(argv)
     return {
         flag: value for flag, value in pairs if flag.startswith("--") and not value.startswith("--")
@@ -42,7 +42,7 @@ def flags(argv: tuple[str, ...]) -> dict[str, str]:
 
 
 def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> None:
-    """The head's address and port, the worker's own ip and count."""
+    """The head's address and port, the worker's own IP and count."""
     declared = inventory("ports: {gcs: 7000}")
     argv = ray.start_worker(declared.node("b"), declared)
 
@@ -87,7 +87,7 @@ def test_the_object_store_has_rays_default_size() -> None:
     assert flags(ray.start_head(sized.head, sized))["--object-store-memory"] == "200000000"
 
 
-def test_the_node_table_is_read_as_recorded() -> None:
+def test_recorded_node_table() -> None:
     """Address, state and GPUs of nodes."""
     head, worker = ray.parse_nodes(recorded("head-nodes.json")["nodes"])
 
@@ -129,7 +129,7 @@ def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
     ],
 )
 def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
-    """Nothing is guessed."""
+    """Without guesses."""
     with pytest.raises(UnreadableAnswer):
         ray.parse_nodes(answer)
 
@@ -149,7 +149,7 @@ def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
         ("ray_status_pending_demand.txt", 1, 0.0, 1.0),
     ],
 )
-def test_ray_status_is_read_as_recorded(name: str, active: int, used: float, total: float) -> None:
+def test_recorded_ray_status(name: str, active: int, used: float, total: float) -> None:
     """Active nodes, used and total GPUs."""
     status = ray.parse_status(recorded(name))
 
@@ -168,15 +168,15 @@ def test_idle_nodes_count_as_active() -> None:
     "text",
     ["", "ConnectionError: Could not find any running Ray instance.", "Active:\n what is this\n"],
 )
-def test_what_is_no_ray_status_is_unreadable(text: str) -> None:
-    """A traceback must not read as a cluster of no nodes."""
+def test_invalid_ray_status_is_unreadable(text: str) -> None:
+    """A traceback must not read as an empty cluster."""
     with pytest.raises(UnreadableAnswer):
         ray.parse_status(text)
 
 
 @given(st.text())
-def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
-    """Either it is one, or it is unreadable."""
+def test_any_text_as_ray_status(text: str) -> None:
+    """It is parsed or unreadable."""
     with suppress(UnreadableAnswer):
         ray.parse_status("Active:\n" + text)
 
@@ -212,7 +212,7 @@ def test_ranks_have_names_in_any_dimension() -> None:
 
 
 def test_ranks_of_replicas() -> None:
-    """vLLM numbers a replica in the instance's name, before the rank's own place."""
+    """vLLM puts a replica's number into the instance's name, before the rank's own position."""
     names = (
         "vllm_Worker_1795224958186317851_dp0",
         "vllm_Worker_1795224958186317851_dp1_TP0",

@@ -1,4 +1,4 @@
-"""Checks of Ray in the situations of a starting cluster."""
+"""Checks of Ray while a cluster starts."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def cluster(
     worker: Answer | None = None,
     restarts: int = 0,
 ) -> dict[str, Finding]:
-    """Check a cluster of two nodes, with the worker's initial restart count, and return the finding
-    of each node.
+    """Check a cluster of two nodes, with the worker's initial restart count, and return the
+    findings by node.
     """
     answers = {"gpu01": [head or state("gpu01"), reply], "gpu02": [worker or state("gpu02")]}
     findings = ray_judges.judge_cluster(load(), {"gpu02": restarts})(answers)
@@ -77,7 +77,7 @@ def cluster(
 
 
 def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
-    """It is waited for until its membership can be known, whatever its restart count."""
+    """It is awaited until its membership is certain, whatever its restart count."""
     nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
     findings = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
 
@@ -88,8 +88,8 @@ def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("now", "status"), [(9, "wait"), (10, "wait"), (11, "fail")])
-def test_restarts_of_before_do_not_count(load: Load, now: int, status: str) -> None:
-    """A worker that was cut off for an hour joins with its next try, when the cable is in again."""
+def test_earlier_restarts_do_not_count(load: Load, now: int, status: str) -> None:
+    """A worker that was cut off for an hour joins once its cable is plugged in again."""
     findings = cluster(
         load, table(BOTH[0]), worker=state("gpu02", status="restarting", restarts=now), restarts=9
     )
@@ -98,7 +98,7 @@ def test_restarts_of_before_do_not_count(load: Load, now: int, status: str) -> N
 
 
 def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
-    """Each named with what it brought."""
+    """With their numbers."""
     findings = cluster(load, table(*BOTH))
 
     assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
@@ -107,7 +107,7 @@ def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
     }
 
 
-def test_a_node_that_has_not_joined_is_waited_for(load: Load) -> None:
+def test_a_missing_node_is_awaited(load: Load) -> None:
     """The fix is about the network between the two."""
     findings = cluster(load, table(BOTH[0]))["gpu02"]
 
@@ -116,7 +116,7 @@ def test_a_node_that_has_not_joined_is_waited_for(load: Load) -> None:
     assert "vlaunch logs gpu02" in findings.fix
 
 
-def test_a_node_that_ray_lost_is_waited_for_with_rays_reason(load: Load) -> None:
+def test_a_node_lost_by_ray_is_awaited_with_rays_reason(load: Load) -> None:
     """It may come back."""
     dead = row("10.0.0.12", alive=False, message="missing too many heartbeats")
     findings = cluster(load, table(BOTH[0], dead))["gpu02"]
@@ -127,9 +127,9 @@ def test_a_node_that_ray_lost_is_waited_for_with_rays_reason(load: Load) -> None
     )
 
 
-def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load: Load) -> None:
-    """A cluster that would count right is still wrong: vLLM addresses nodes by the declared
-    address.
+def test_a_node_under_another_address_is_foreign(load: Load) -> None:
+    """And the declared one is missing: vLLM addresses nodes by the declared address, so the right
+    count is not enough.
     """
     findings = cluster(load, table(BOTH[0], row("172.17.0.1")))
 
@@ -141,8 +141,8 @@ def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load:
 
 
 @pytest.mark.parametrize("brought", [1, 3])
-def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
-    """Waiting does not grow GPUs."""
+def test_another_number_of_gpus_fails_at_once(brought: int, load: Load) -> None:
+    """Waiting would not help."""
     findings = cluster(load, table(BOTH[0], row("10.0.0.12", brought)))["gpu02"]
 
     assert (findings.status, findings.text) == (
@@ -195,7 +195,7 @@ def test_the_state_of_the_container_comes_first(
 
 
 @pytest.mark.parametrize("out", ["not JSON", "{}", "{oops", '"text"', "[]"])
-def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) -> None:
+def test_an_unreadable_inspect_is_no_container(out: str, load: Load) -> None:
     """One finding, no exception."""
     assert (
         cluster(load, table(*BOTH), worker=Answer(node="gpu02", code=0, out=out))["gpu02"].status
@@ -214,7 +214,7 @@ def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) ->
         Answer(node="gpu01", code=124, timed_out=True),
     ],
 )
-def test_a_dashboard_that_does_not_answer_is_waited_for(reply: Answer, load: Load) -> None:
+def test_an_unresponsive_dashboard_is_awaited(reply: Answer, load: Load) -> None:
     """It starts some seconds after Ray's port."""
     findings = cluster(load, reply)
 
@@ -267,10 +267,8 @@ def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, loa
 @pytest.mark.parametrize(
     ("text", "status"), [("Usage: none", "wait"), ("", "skip"), (None, "skip")]
 )
-def test_a_ray_status_that_cannot_be_read_is_never_green(
-    text: str | None, status: str, load: Load
-) -> None:
-    """It is waited for; a missing one is reported."""
+def test_an_unreadable_ray_status_does_not_pass(text: str | None, status: str, load: Load) -> None:
+    """It is awaited; a missing one is reported."""
     assert judge_status(load, text).status == status
 
 
@@ -281,9 +279,7 @@ def judge_status(load: Load, text: str | None) -> Finding:
 
 
 def test_a_symptom_in_the_log_explains_a_failure() -> None:
-    """The cause is added to the text, the line is the evidence, and the fix is that of the
-    cause.
-    """
+    """The cause is added to the text, the line is the evidence, and the fix is the cause's."""
     waits = [
         Finding(node="gpu02", status="wait", text="has not joined", fix="look"),
         Finding(node="gpu01", status="pass", text="in"),
@@ -300,7 +296,7 @@ def test_a_symptom_in_the_log_explains_a_failure() -> None:
 
 
 def test_an_unknown_log_is_shown_by_its_end() -> None:
-    """And the finding keeps its own fix."""
+    """With the finding's own fix."""
     (findings,) = ray_judges.explain_logs(
         [Finding(node="a", status="fail", text="ended", fix="look")],
         {"a": Answer(node="a", code=0, out="1\n2\n3\n4\n5\n6\n")},
@@ -309,8 +305,8 @@ def test_an_unknown_log_is_shown_by_its_end() -> None:
     assert (findings.text, findings.evidence, findings.fix) == ("ended", "2\n3\n4\n5\n6", "look")
 
 
-def test_a_container_removed_between_two_questions_is_gone() -> None:
-    """`docker rm -f` kills before it removes: the state is 137, and then there is no log."""
+def test_a_container_removed_between_two_queries() -> None:
+    """`docker rm -f` kills before it removes: the exit code is 137, and the log is gone."""
     state = Finding(
         node="a",
         status="fail",
@@ -320,7 +316,7 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
     output = "Error response from daemon: No such container: vlaunch-lab-node1"
     # both streams come as one
     (findings,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=1, out=output)})
-    # a log that speaks of another
+    # a log of another failure
     (other,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=0, out=output)})
 
     assert (findings.text, findings.evidence, findings.fix) == (
@@ -343,7 +339,7 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
         (Answer(node="a", code=1, out='{"error": "refused"}'), "a: refused"),
     ],
 )
-def test_an_answer_of_the_payload_that_is_none_is_unreadable(answer: Answer, message: str) -> None:
+def test_an_invalid_answer_of_the_payload_is_unreadable(answer: Answer, message: str) -> None:
     """With the node's name."""
     with pytest.raises(UnreadableAnswer) as caught:
         ray_judges.parse_payload(answer)

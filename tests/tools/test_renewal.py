@@ -1,4 +1,4 @@
-"""Renewals of the agents' certificates that are interrupted at any step: agents stay connected."""
+"""Interrupted renewals of the agents' certificates: agents stay connected after any step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def observe(inventory: Inventory) -> Site:
 
 
 def plan_steps(inventory: Inventory) -> list[Step]:
-    """Return the steps by which `up` would renew certificates now."""
+    """Return the steps of `up` that would renew certificates now."""
     site = observe(inventory)
     stages = certificate_stages(site, renew_certificates(inventory, site.facts))
     return [step for stage in stages for step in stage.steps]
@@ -96,7 +96,7 @@ def can_connect(inventory: Inventory) -> bool:
 
 
 def is_renewed(inventory: Inventory) -> bool:
-    """Return True if the renewal is complete, and nodes trust a single authority."""
+    """Return whether the renewal is complete, and nodes trust a single authority."""
     facts = observe(inventory).facts
     counts = {host.certificates.count("BEGIN") for host in facts.values()}
     reasons = certificates.renewal_reasons(inventory, facts, datetime.now(timezone.utc))

@@ -1,4 +1,4 @@
-"""Inventory combined with facts."""
+"""The inventory combined with facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def site_with(node: Node, **container_fields: str) -> Site:
 
 
 def test_names_follow_from_the_inventory_alone() -> None:
-    """So that any machine finds the cluster again."""
+    """Any machine can manage the cluster."""
     assert Site(INVENTORY).container_name(HEAD) == "vlaunch-c-n1"
 
 
@@ -36,7 +36,7 @@ def test_a_stopped_container_is_listed(status: str, runs: bool) -> None:
     assert not site_with(OTHER).head_runs
 
 
-def test_a_node_without_a_probe_has_nothing() -> None:
+def test_a_node_without_a_probe_has_no_facts() -> None:
     """This is not an error: some commands probe the head only."""
     site = site_with(HEAD)
 
@@ -55,10 +55,8 @@ def test_a_node_without_a_probe_has_nothing() -> None:
         (replace(HEAD, cache_dir="/nvme"), "/nvme/c"),
     ],
 )
-def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
-    node: Node, folder: str
-) -> None:
-    """Each cluster's by itself."""
+def test_the_location_of_the_compile_cache(node: Node, folder: str) -> None:
+    """Beside the state, or in the inventory's folder, per cluster."""
     assert site_with(HEAD).cache_dir(node) == folder
 
 
@@ -73,7 +71,7 @@ def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
 def test_the_state_directory_is_the_nodes_or_below_its_home(
     node: Node, assumed: str, observed: str
 ) -> None:
-    """The home is derived from the user without a probe."""
+    """Without a probe the home is derived from the user."""
     assert (Site(INVENTORY).state_dir(node), site_with(HEAD).state_dir(node)) == (assumed, observed)
 
 

@@ -37,12 +37,12 @@ def survey(name: str) -> Survey:
 
 
 def parts(**texts: str) -> str:
-    """Return an answer with a survey in it."""
+    """Return an answer with a survey."""
     texts = {"clock": "1 2", "home": "/root", "containers": "", **texts, "survey": ""}
     return "".join(f"\n@@vlaunch {name}\n{text}\n@@vlaunch rc 0\n" for name, text in texts.items())
 
 
-def test_a_practice_host_is_read_as_recorded() -> None:
+def test_recorded_lab_host() -> None:
     """Debian 12 without GPU, ethtool or nvidia-smi."""
     result = survey("lab")
 
@@ -70,8 +70,8 @@ def test_a_practice_host_is_read_as_recorded() -> None:
     assert (result.next_kernel, result.next_kernel_has_driver) == ("", None)
 
 
-def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None:
-    """Eight H100, with a port each."""
+def test_ports_of_an_infiniband_node_and_their_nearest_gpus() -> None:
+    """Eight H100 with one port per GPU."""
     result = survey("h100-infiniband")
     ports = {device.name: device.ports[0] for device in result.rdma}
 
@@ -114,9 +114,9 @@ def test_recorded_h100() -> None:
     )
 
 
-def test_trouble_on_a_node_is_read() -> None:
-    """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without
-    driver.
+def test_faults_of_a_node_are_parsed() -> None:
+    """Foreign processes on GPUs with user and container, Xids, a name on loopback, a kernel without
+    a driver.
     """
     facts = host_output.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
     result = facts.survey
@@ -135,7 +135,7 @@ def test_trouble_on_a_node_is_read() -> None:
 
 
 def test_a_roce_node_shows_its_gid_table() -> None:
-    """The index of the routable RoCE v2 entry is what NCCL_IB_GID_INDEX is about."""
+    """NCCL_IB_GID_INDEX is the index of the routable RoCE v2 entry."""
     result = survey("h200-roce")
 
     assert result.rdma[0].ports[0].gids[3] == Gid(
@@ -159,7 +159,7 @@ def test_a_roce_node_shows_its_gid_table() -> None:
 
 
 def test_a_gb10_has_no_ecc_and_no_numa() -> None:
-    """No count and no place."""
+    """Neither a count nor a node."""
     result = survey("gb10")
 
     assert [gpu.ecc_errors for gpu in result.gpus] == [None]
@@ -214,8 +214,8 @@ def test_tools_have_different_formats(name: str, text: str, field: str, value: o
     assert getattr(result, field) == value
 
 
-def test_without_a_survey_nothing_is_queried() -> None:
-    """The plain probe stays as cheap as it was."""
+def test_a_plain_probe_has_no_survey() -> None:
+    """It stays as fast as before."""
     plain = host.probe(
         ("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=()
     )
@@ -224,7 +224,7 @@ def test_without_a_survey_nothing_is_queried() -> None:
     assert host_output.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
 
 
-def test_a_survey_that_breaks_off_is_unreadable() -> None:
+def test_a_truncated_survey_is_unreadable() -> None:
     """Missing parts at the end would look like missing hardware."""
     text = (FIXTURES / "survey-lab.txt").read_text()
     with pytest.raises(UnreadableAnswer):
@@ -270,8 +270,8 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
         assert result.nics
 
 
-def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
-    """Both ways and the own one; who does not answer costs the deadline once."""
+def test_names_are_resolved_concurrently_with_a_deadline(tmp_path: Path) -> None:
+    """In both directions, with the node's own; silent servers take the deadline once."""
     getent = tmp_path / "getent"
     getent.write_text(
         '#!/bin/sh\n[ "$2" = 10.0.0.3 ] || [ "$2" = 10.0.0.4 ] && exec sleep 60\n'
@@ -312,8 +312,30 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
     assert [round(lookup.seconds) for lookup in result.lookups if not lookup.answered] == [5, 5]
 
 
+def test_a_lookup_that_was_slow_once_is_not_slow(tmp_path: Path) -> None:
+    """The node was busy, not its resolver."""
+    getent = tmp_path / "getent"
+    slow = f"mkdir {tmp_path}/$2 2>/dev/null && sleep 1.5"
+    getent.write_text(f'#!/bin/sh\n{slow}\necho "10.0.0.9 STREAM $2"\n')
+    getent.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", shell.program_text("survey_names"), "probe"],
+        check=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    result = host_output.parse_probe(parts(names=done.stdout)).survey
+
+    assert result is not None
+    assert result.lookups is not None
+    assert (tmp_path / os.uname().nodename).exists()
+    assert [lookup.seconds < 1.5 for lookup in result.lookups] == [True]
+
+
 def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
-    """It would consume the launcher's clock, or wait for more."""
+    """It would consume the launcher's clock, or wait for more input."""
     fake = tmp_path / "docker"
     fake.write_text('#!/bin/sh\n[ "$1" = version ] && printf \'{"Version":"%s"}\' "$(cat)"\n')
     fake.chmod(0o755)
@@ -375,7 +397,7 @@ GARBAGE = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from([*PARTS, "clock", "info"]), GARBAGE, max_size=6))
-def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict[str, str]) -> None:
-    """A node may be broken, or hostile."""
+def test_any_output_is_parsed_or_rejected(changed: dict[str, str]) -> None:
+    """A node may be broken or hostile."""
     with suppress(UnreadableAnswer):
         assert isinstance(host_output.parse_probe(parts(**changed)).survey, Survey | None)

@@ -10,8 +10,7 @@ import pytest
 from launcher.tools import symptoms
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
-# One line for each entry, as it is met: from the threads that the entry names, and from recorded
-# runs.
+# One line per entry: from the threads that the entry names, and from recorded runs.
 LINES = {
     "ray-missing": "bash: line 1: ray: command not found",
     "ray-data-missing": "ModuleNotFoundError: No module named 'pyarrow'",
@@ -260,9 +259,7 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
     ],
 )
 def test_failures_give_their_cause(name: str, cause: str) -> None:
-    """The cause stands before its consequences, is fatal, and shows its line without colour
-    codes.
-    """
+    """It comes before its consequences, is fatal, and shows its line without colour codes."""
     match = symptoms.first_match(log(name))
 
     assert match is not None
@@ -293,7 +290,7 @@ def test_a_waiting_placement_group_is_not_fatal() -> None:
         "OSError: [Errno 98] Address already in use",
     ],
 )
-def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None:
+def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
     """An optional file may be missing, the next port may be free: a server that needs them exits by
     itself.
     """
@@ -337,12 +334,31 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
             "a kernel crashed on the GPU: a bug in vLLM or torch, perhaps triggered by a request",
         ),
         ("torch.AcceleratorError: CUDA error: invalid device ordinal", None),
+        (  # vLLM 0.33
+            "ValueError: The worker already uses 5.2 GiB (model weights and runtime), more than the"
+            " 4.0 GiB of CPU memory reserved for it on node 0, leaving none for the KV cache.",
+            "the model and its KV cache do not fit",
+        ),
+        (
+            "ValueError: Available memory on node 0 (1.0/8.0 GiB) on kv cache allocation is less"
+            " than requested memory for kv (4.0 GiB).",
+            "the free host memory is less than the engine's share",
+        ),
+        (
+            "Node is dead because the health check failed.",
+            "the head lost contact with the node: a one-way firewall, or an overloaded node",
+        ),
+        (
+            "NCCL WARN socketPollConnect: connect to 10.0.0.12<43007> returned Connection refused,"
+            " exceeded error retry count after 34 attempts",
+            "NCCL cannot reach another node: a firewall, or the wrong interface",
+        ),
         ("INFO: everything is fine", None),
         ("vlaunch: an engine of batch job prompts-7990e1e1", None),
     ],
 )
 def test_lines(line: str, cause: str | None) -> None:
-    """Single lines as they are met."""
+    """Single lines as logged."""
     match = symptoms.first_match(line)
 
     assert cause == (match.cause if match else None)
@@ -358,7 +374,7 @@ def test_every_entry_knows_its_line(id_: str) -> None:
     assert (match.id if match else "") == ("" if symptom.rdma else id_)
 
 
-def test_every_entry_has_a_name_of_its_own_and_a_source() -> None:
+def test_every_entry_has_a_unique_name_and_a_source() -> None:
     """Names are headings of the documentation."""
     ids = [symptom.id for symptom in symptoms.TABLE]
 
@@ -367,7 +383,7 @@ def test_every_entry_has_a_name_of_its_own_and_a_source() -> None:
     assert [symptom.id for symptom in symptoms.TABLE if not symptom.source] == []
 
 
-def test_what_follows_stands_behind_its_causes() -> None:
+def test_causes_precede_consequences() -> None:
     """The first matching entry is reported."""
     after = [symptom.after for symptom in symptoms.TABLE]
     last_cause = max(

@@ -27,9 +27,7 @@ def without(*phases: str) -> list[str]:
 
 
 def test_serve_under_ray() -> None:
-    """Ray is always named, because vLLM would not choose it; our options stand last, where they
-    win.
-    """
+    """Ray is always named, because vLLM would not choose it; our options come last, and win."""
     assert command(
         "org/m",
         tp=8,
@@ -58,7 +56,7 @@ def test_serve_under_ray() -> None:
 
 
 def test_a_single_rank_needs_no_executor() -> None:
-    """One process on one GPU: vLLM chooses how to run it."""
+    """One process on one GPU: vLLM chooses the executor."""
     assert "--distributed-executor-backend" not in command(
         "m", tp=1, pp=1, backend="mp", host="::", port=1
     )
@@ -84,7 +82,7 @@ def test_ranks_of_several_nodes() -> None:
     assert vllm.rank_options(1, 0, "10.0.0.1", 29501) == ()
 
 
-def test_replicas_say_so() -> None:
+def test_replicas() -> None:
     """A single replica gets no options; the executor depends on the layout of a replica."""
     plain = command("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
     two = command(
@@ -138,15 +136,15 @@ def test_replicas_of_several_nodes() -> None:
     ("spans", "alike", "strategy"),
     [(False, True, "strict"), (False, False, "fill"), (True, True, "span")],
 )
-def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> None:
-    """On the nodes that were chosen, whatever else is in the cluster."""
+def test_placement_of_replicas_in_ray(spans: bool, alike: bool, strategy: str) -> None:
+    """On the selected nodes, whatever else is in the cluster."""
     assert vllm.ray_replica_env(["10.0.0.1", "10.0.0.2"], spans=spans, uniform=alike) == {
         "VLLM_RAY_DP_PACK_STRATEGY": strategy,
         "VLLM_RAY_DP_PLACEMENT_NODE_IPS": "10.0.0.1,10.0.0.2",
     }
 
 
-def test_ray_hands_variables_on_to_replicas() -> None:
+def test_ray_passes_variables_to_replicas() -> None:
     """Of unknown variables, only those listed for vLLM."""
     env = vllm.ray_replica_env(["10.0.0.1"], spans=False, uniform=True, copied_variables=["A", "B"])
 
@@ -157,7 +155,7 @@ def test_ray_hands_variables_on_to_replicas() -> None:
     "count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")]
 )
 def test_a_process_without_an_api_gets_no_count(count: tuple[str, ...]) -> None:
-    """vLLM refuses the two together; the node that has the API keeps it."""
+    """vLLM rejects the two together; the node with the API keeps it."""
     args = ("--seed", "1", *count, "--dtype", "auto")
     options = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
     first = command("m", **options, multi_node=vllm.replica_options(1, 0, "10.0.0.1", 1))
@@ -209,6 +207,7 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
         ("serve_mp_dp2_node0_ok", without("placement")),
         ("serve_ray_dp2_ok", without("engine")),
         ("pending_placement_group_ok", without("warm-up")),
+        ("rust_front_end", ["api", "answer"]),
         ("fail_gloo_loopback", ["config", "engine", "placement", "workers"]),
         ("fail_cpu_platform_refuses_ray", ["config", "engine"]),
     ],
@@ -218,13 +217,26 @@ def test_phases(name: str, phases: list[str]) -> None:
     assert phases == vllm.later_phases("start", log(name).splitlines())
 
 
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("gpu01:1:1 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.11<0>", "workers"),
+        ("gpu01:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.11<0>", "workers"),
+        ("INFO 11-24 11:15:42 [monitor.py:48] torch.compile took 12.3 s in total", "warm-up"),
+    ],
+)
+def test_phase_of_a_line(line: str, phase: str) -> None:
+    """Lines that no recorded start has: NCCL's since 2.27 and before, and vLLM's on GPUs."""
+    assert vllm.later_phases("start", [line]) == [phase]
+
+
 def test_phases_only_move_forward() -> None:
     """Lines of slower ranks do not move the start back."""
     assert vllm.later_phases("kv-cache", log("serve_ray_pp2_ok").splitlines()[:20]) == []
 
 
 def test_a_log_in_pieces_has_the_same_phases() -> None:
-    """Reading line by line, as watching does, finds what reading at once finds."""
+    """Line by line, or at once."""
     phase, phases = "start", []
     for line in log("serve_ray_pp2_ok").splitlines():
         phases += vllm.later_phases(phase, [line])
@@ -266,7 +278,7 @@ def test_shards() -> None:
 def test_capacity(
     labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None
 ) -> None:
-    """The metric counts first; an older vLLM is read by its blocks or its log."""
+    """The metric wins; an older vLLM is parsed by its blocks or its log."""
     capacity = vllm.parse_capacity(labels, log(name) if name else "")
 
     assert (tokens, concurrency) == (capacity.tokens, capacity.concurrency)
@@ -286,7 +298,7 @@ def test_capacity(
     ],
 )
 def test_root_cause(name: str, cause: str) -> None:
-    """A failure is about the first exception, not about those that report it."""
+    """A failure is the first exception, not those that report it."""
     raised = vllm.find_exception(log(name))
     text = raised.text if raised else ""
 

@@ -1,4 +1,4 @@
-"""The archives of programs on nodes: their bytes, their imports, and their replacement."""
+"""Archives of node programs: bytes, imports, and replacement."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ SENT = {
     path.name: path.read_bytes()
     for path in (Path(node_files.__file__).parents[1] / "hosts" / "node").glob("*.py")
 }
-# Of each: its files, the oldest Python, and packages of its image that it imports at its start and
-# later; programs start fast. The agent's archive lies beside that of batches.
+# Per program: its files, the oldest Python, and its image's packages, imported at its start and
+# later; programs start fast. The agent's archive is beside the one of batches.
 PROGRAMS = {
-    "agent": (zipapps.agent_files, 10, "aiohttp prometheus_client", "pydantic pydantic_core ray"),
+    "agent": (
+        zipapps.agent_files,
+        10,
+        "aiohttp msgspec prometheus_client yarl",
+        "pydantic pydantic_core ray",
+    ),
     "batch": (
         zipapps.batch_files,
         10,
-        "",
-        "jinja2 numpy pyarrow ray transformers vllm vlaunch_agent",
+        "numpy",
+        "jinja2 pyarrow ray transformers urllib3 vllm vlaunch_agent",
     ),
     "copy": (zipapps.copy_files, 8, "", "huggingface_hub"),
     "hosts/node": (lambda: SENT, 8, "", ""),
@@ -38,7 +43,7 @@ PROGRAMS = {
 
 
 def imports(name: str, text: bytes, minor: int) -> Iterator[tuple[str, bool]]:
-    """Yield the full names that a module imports, and whether it does so at its start."""
+    """Yield the full names of a module's imports, and whether they are at its start."""
     tree = ast.parse(text, name, feature_version=(3, minor))
     package = name.removesuffix(".py").split("/")[:-1]
     for node in ast.walk(tree):
@@ -54,7 +59,7 @@ def imports(name: str, text: bytes, minor: int) -> Iterator[tuple[str, bool]]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_its_own_modules_the_standard_library_and_its_image(program: str) -> None:
-    """No node and no image has the launcher; an old Python reads the text."""
+    """No node and no image has the launcher; an old Python parses the text."""
     read, minor, first, later = PROGRAMS[program]
     files = read()
     own = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
@@ -67,8 +72,8 @@ def test_a_program_imports_its_own_modules_the_standard_library_and_its_image(pr
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_an_archive_has_the_same_bytes_every_time(compress: bool) -> None:
-    """Neither the order of its files nor the time is in it."""
+def test_archives_are_reproducible(compress: bool) -> None:
+    """Neither the order of files nor the time matters."""
     files = {"b.py": b"1", "a/b.py": b"2" * 1000}
     data = zipapps.pack(files, compress=compress)
 

@@ -132,7 +132,7 @@ class BatchRun:
         self.manifest: survey.Manifest | None = None
         self.ledger: ledger.Ledger | None = None
         self.sink: sink.Sink | None = None
-        self.pending: dict[int, list[tuple[int, int]]] = {}
+        self.pending: dict[int, bytes] = {}
 
     def open(self) -> None:
         """Survey the input and read the ledger."""
@@ -140,7 +140,7 @@ class BatchRun:
         self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors)
-        self.pending = dict(self.ledger.all_pending(self.manifest))
+        self.pending = self.ledger.all_pending(self.manifest)
         self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
 
     def count_pending(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from . import columns
 from .job import CACHED_TOKENS, Job
 from .manifest import Manifest
+from .openai_format import response
 from .storage import Location
 
 Row = dict[str, Any]
@@ -60,7 +61,8 @@ class Encoder:
         rows = sorted(rows, key=lambda row: row["_row"])
         if self.job.write.format == "parquet" and self.schema is None:
             self.schema = self.learn_schema(rows)
-        encode = self.parquet if self.job.write.format == "parquet" else self.jsonl
+        encoders = {"parquet": self.parquet, "jsonl": self.jsonl, "openai": self.openai}
+        encode = encoders[self.job.write.format]
         misfits: list[tuple[Row, str]] = []
         try:
             data = encode(rows)
@@ -95,6 +97,14 @@ class Encoder:
             json_line(
                 {"row": 0, **unpack_keep(row), **output_columns(row), **decode_vectors(row, named)}
                 | {"row": row["_row"]}
+            )
+            for row in rows
+        )
+
+    def openai(self, rows: list[Row]) -> bytes:
+        return b"".join(
+            response.response_line(
+                self.job.digest, row["_row"], unpack_keep(row)["custom_id"], row["response"]
             )
             for row in rows
         )
@@ -282,6 +292,13 @@ def json_line(values: Row) -> bytes:
 
 def error_lines(job: Job, rows: list[Row]) -> bytes:
     """Return error rows as lines of JSON."""
+    if job.write.format == "openai":
+        return b"".join(
+            response.error_line(
+                job.digest, row["_row"], unpack_keep(row).get("custom_id"), row["_error"]
+            )
+            for row in rows
+        )
     lines = []
     for row in rows:
         id_ = {job.read.id: unpack_keep(row).get(job.read.id)} if job.read.id else {}

@@ -14,6 +14,7 @@ from . import budget, cluster, lines, order, predict, prompts, source
 from .generation import error_reason
 from .job import Job
 from .manifest import Manifest
+from .openai_format.request import parse_request
 from .progress import Tracker
 from .ray_internals import set_claims
 from .replica import Replica
@@ -33,10 +34,11 @@ TOOLS: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
+    job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
-    prompts.Prompter(job)  # reject an invalid template here, not on every row
+    if job.prompt is not None:
+        prompts.Prompter(job)  # reject an invalid template here, not on every row
     cluster.connect(logs=False)
     cluster.configure_data()
     rows = source.count_rows(pending)
@@ -122,7 +124,7 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
     )
     constructor_args = {
         "arguments": engine_arguments(job),
-        "task": job.task,
+        "kind": job.row_kind,
         "sampling": dict(job.sampling),
         "gate": cluster.create_gate(minimum),
         "order": job.engine.order,
@@ -140,7 +142,7 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
 
 
 def engine_arguments(job: Job) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM`.
+    """Return the arguments of `vllm.LLM`, or of `vllm serve` for requests.
 
     An engine on one GPU is one process beside its actor; with several GPUs it has one Ray worker in
     each bundle of its placement group.
@@ -150,6 +152,8 @@ def engine_arguments(job: Job) -> dict[str, Any]:
         "model": job.model,
         # vLLM derives the pooling of a generating model from its architecture
         **({} if job.task == "generate" else {"runner": "pooling"}),
+        # a default of `vllm.LLM` only
+        **({"disable_log_stats": True} if job.row_kind == "request" else {}),
         "tensor_parallel_size": job.engine.tp,
         "pipeline_parallel_size": job.engine.pp,
         "distributed_executor_backend": "uni" if gpus == 1 else "ray",
@@ -188,8 +192,8 @@ class Prepare:
 
     def __call__(self, table: Any) -> Any:
         """Prepare a block."""
-        # load it here: a missing tokenizer would fail every row
-        self.tools()
+        if self.job.prompt is not None:
+            self.tools()  # load it here: a missing tokenizer would fail every row
         rows = [self.prepare_row(row) for row in table.to_pylist()]
         if self.job.engine.order == "prefix":
             rows.sort(key=order.prompt_key)
@@ -209,7 +213,12 @@ class Prepare:
             return {**prepared, "_stage": "prompt", "_error": lines.excerpt(error_reason(problem))}
 
     def build_request(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return a text, the two texts of a score, or a chat's tokens (special tokens included)."""
+        """Return a text, the two texts of a score, a chat's tokens (special tokens included), or a
+        request's body and path.
+        """
+        if self.job.row_kind == "request":
+            path, body = parse_request(columns)
+            return {"_prompt": body, "_second": path}
         prompter, tokenizer = self.tools()
         if self.job.task == "score":
             first, second = prompter.texts(columns)

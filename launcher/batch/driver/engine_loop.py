@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+from ... import upstream
 from .job import CACHED_TOKENS
 
 PULSE = 1.0  # seconds between checks of the engine
@@ -192,4 +193,4 @@ class NoAnswer(Exception):
 
 def is_engine_dead(problem: BaseException) -> bool:
     """Return True if an exception means a dead engine, not an invalid request."""
-    return type(problem).__name__.startswith("EngineDead")
+    return type(problem).__name__.startswith(upstream.text("vllm.engine-dead"))

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import upstream
 from ...agent import cause
 from ...core import patterns
 from .job import Failed
 
 LINES = 12
 NOISE = re.compile(
-    r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^Failed to apply"
-    r" UDF|^To change retry"
-    r"|\bSystemException\b|\bUserCodeException\b|^StopIteration"
-    r"|ObjectRefStreamEndOfStreamError|\(pid=\d+,"
-    r" ip=|^Traceback \(|For further information visit"
+    r"^\s*$|^\s*[\^~]+\s*$|^The above exception was|^During handling of the above|^StopIteration"
+    rf"|^(?:{upstream.any_of('ray.udf-failed', 'ray.udf-retry')})"
+    rf"|\b(?:{upstream.any_of('ray.system-exception', 'ray.user-exception')})\b"
+    rf"|{upstream.any_of('ray.stream-end', 'ray.remote-process')}"
+    r"|^Traceback \(|For further information visit"
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
 # Prefix of vLLM's process lines, after Ray's own.
@@ -26,14 +27,15 @@ LOG_PREFIX = re.compile(
 )
 RAISED_FROM = "The above exception was the direct cause"
 # an exception that only refers to another one
-POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
+POINTER = re.compile(
+    rf"(?i){upstream.any_of('vllm.root-cause-pointer', 'vllm.stack-trace-pointer')}"
+)
 # message for an engine process that exited without an exception in its log
 NO_ERROR_LOGGED = "the engine's process ended without an error in its log"
 VLLM_MODES = ("engine", "data-parallel")
 ALL_MODES = (*VLLM_MODES, "predict")
-HOST_MEMORY = (
-    r"(?i)OutOfMemoryError: Task was killed|node running low on"
-    r" memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
+HOST_MEMORY = "(?i)" + upstream.any_of(
+    "ray.memory-task", "ray.memory-node", "ray.memory-exception", "ray.memory-code"
 )
 
 
@@ -48,6 +50,14 @@ class FailurePattern:
     message: str
     hint: str
     modes: tuple[str, ...] = ALL_MODES
+
+
+def _shared(failure: patterns.SharedFailure, flags: str = "(?i)") -> FailurePattern:
+    """Return a failure of vLLM that the launcher describes in the same way."""
+    pattern = flags + failure.pattern
+    return FailurePattern(
+        pattern=pattern, message=failure.cause, hint=failure.batch, modes=VLLM_MODES
+    )
 
 
 FAILURE_PATTERNS = (
@@ -84,39 +94,10 @@ FAILURE_PATTERNS = (
         ),
         modes=VLLM_MODES,
     ),
-    FailurePattern(
-        pattern=rf"(?i){patterns.GPU_MEMORY_IN_USE}",
-        message="less GPU memory is free than the engine's share of it",
-        hint=(
-            "lower `engine.args.gpu_memory_utilization`, or find the processes that use memory:"
-            " `vlaunch exec --host -- nvidia-smi`"
-        ),
-        modes=VLLM_MODES,
-    ),
-    FailurePattern(
-        pattern=rf"(?i){patterns.CPU_MEMORY_IN_USE}",
-        message="less host memory is free than the engine's share of it",
-        hint=(
-            "lower `engine.args.gpu_memory_utilization`, which on a CPU is the share of host"
-            " memory, or set `engine.args.kv_cache_memory_bytes`"
-        ),
-        modes=VLLM_MODES,
-    ),
-    FailurePattern(
-        pattern=rf"(?im){patterns.NO_COMPILER}",
-        message="the image has no compiler, which vLLM needs during startup",
-        hint=(
-            "use an image with g++ (and nvcc, on GPUs), or compile nothing:"
-            " `engine.args.enforce_eager: true`"
-        ),
-        modes=VLLM_MODES,
-    ),
-    FailurePattern(
-        pattern=rf"(?i){patterns.CONTEXT_TOO_LONG}",
-        message="the context is longer than the model supports",
-        hint="lower `engine.args.max_model_len`",
-        modes=VLLM_MODES,
-    ),
+    _shared(patterns.GPU_MEMORY_IN_USE),
+    _shared(patterns.CPU_MEMORY_IN_USE),
+    _shared(patterns.NO_COMPILER, "(?im)"),
+    _shared(patterns.CONTEXT_TOO_LONG),
     FailurePattern(
         pattern=rf"(?i){patterns.GPU_MEMORY_SHORT}",
         message="a GPU ran out of memory",
@@ -156,9 +137,9 @@ FAILURE_PATTERNS = (
         modes=("predict",),
     ),
     FailurePattern(
-        pattern=patterns.UNKNOWN_ARGUMENT,
+        pattern=patterns.UNKNOWN_ARGUMENT.pattern,
         message="vLLM has no engine argument `{0}`",
-        hint="compare `engine.args` with `vllm serve --help` (with `_` where that has `-`)",
+        hint=patterns.UNKNOWN_ARGUMENT.batch,
         modes=VLLM_MODES,
     ),
     FailurePattern(
@@ -187,7 +168,7 @@ FAILURE_PATTERNS = (
         modes=VLLM_MODES,
     ),
     FailurePattern(
-        pattern=rf"(?i)Placement group (?:creation )?timed out|{patterns.NO_PLACEMENT_GROUP}",
+        pattern=rf"(?i){patterns.NO_PLACEMENT_GROUP}",
         message="replicas of this size cannot be placed on the cluster",
         hint=(
             "compare `engine.tp`, `engine.pp` and `engine.placement` with what `vlaunch status`"
@@ -197,16 +178,15 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=(
-            rf"{patterns.GCS_UNREACHABLE}|Could not find any running Ray"
-            r"|GCS (?:server )?(?:has )?(?:died|is down)"
+            rf"{patterns.GCS_UNREACHABLE}|{upstream.any_of('ray.no-running-ray', 'ray.gcs-dead')}"
         ),
         message="cannot reach Ray on the head",
         hint="see `vlaunch status`, then run the job again: it continues where it stopped",
     ),
     FailurePattern(
-        pattern=rf"(?i){patterns.ENGINE_KILLED}|{NO_ERROR_LOGGED}",
-        message="an engine was killed during startup, most likely for lack of host memory",
-        hint="check whether the kernel killed it: `vlaunch exec --host -- dmesg | tail`",
+        pattern=rf"(?i){patterns.ENGINE_KILLED.pattern}|{NO_ERROR_LOGGED}",
+        message=patterns.ENGINE_KILLED.cause,
+        hint=patterns.ENGINE_KILLED.batch,
         modes=VLLM_MODES,
     ),
 )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 # exceptions with a readable text, shown without their names
-PLAIN = ("PromptError", "NoAnswer", "VLLMValidationError")
+PLAIN = ("PromptError", "NoAnswer", "RequestError", "VLLMValidationError")
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:

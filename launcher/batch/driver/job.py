@@ -18,8 +18,9 @@ from typing import Any, Literal
 VERSION = 1
 Mode = Literal["engine", "predict", "data-parallel"]
 Format = Literal["text", "jsonl", "csv", "parquet"]
-OutputFormat = Literal["parquet", "jsonl"]
+OutputFormat = Literal["parquet", "jsonl", "openai"]
 Task = Literal["generate", "embed", "score"]
+RowKind = Literal["generate", "embed", "score", "request"]  # a task, or requests for vLLM's API
 Order = Literal["prefix", "given"]
 ColumnType = Literal["text", "integer", "number", "boolean", "json"]
 # Fields that `job.json` omits at their default, so that jobs without them stay the same to the
@@ -32,11 +33,12 @@ ANSWER_COLUMNS: Mapping[str, ColumnType] = {
     "prompt_tokens": "integer",
     "output_tokens": "integer",
 }
-# Result columns by task; the model determines a vector's length.
-RESULT_COLUMNS: Mapping[Task, Mapping[str, str]] = {
+# Result columns by kind of rows; the model determines a vector's length.
+RESULT_COLUMNS: Mapping[RowKind, Mapping[str, str]] = {
     "generate": ANSWER_COLUMNS,
     "embed": {"embedding": "vector", "prompt_tokens": "integer"},
     "score": {"score": "number", "prompt_tokens": "integer"},
+    "request": {"response": "text", "prompt_tokens": "integer", "output_tokens": "integer"},
 }
 # Prompt tokens from vLLM's cache: counted, not written.
 CACHED_TOKENS = "_cached"
@@ -210,9 +212,14 @@ class Job:
     restart: bool = False
 
     @property
+    def row_kind(self) -> RowKind:
+        """Kind of the rows: requests of OpenAI's batch format, or the task's."""
+        return "request" if self.write.format == "openai" else self.task
+
+    @property
     def results(self) -> Mapping[str, str]:
-        """Result columns of the task, by type."""
-        return RESULT_COLUMNS[self.task]
+        """Result columns, by type."""
+        return RESULT_COLUMNS[self.row_kind]
 
     @property
     def columns_to_keep(self) -> tuple[str, ...] | None:

@@ -2,27 +2,33 @@
 
 A file of answers or errors counts once it has its final name. Its ledger entry is written before;
 so an entry without its file is left from a crash, and its rows are pending.
+
+A ledger file, `ledger/part-NUMBER.json`, has one entry per line, in JSON; the last one is that of
+file NUMBER. It replaces the ledger files of its other entries, which may be left from a crash.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
-from .intervals import Intervals, Run, count_numbers, to_runs
+from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
 from .job import Job, Refused, identity_changes
-from .manifest import Manifest, Split
+from .manifest import Manifest
 from .storage import Location, brief_error, mask_secrets, open_location
 
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
-PARALLEL_READS = 32  # ledger entries read in parallel: each is a request to an object store
+PARALLEL_REQUESTS = 32  # each ledger file is a request to an object store
+# files or bytes of the ledger that are merged: an object store serves few requests a second
+MERGED_FILES = 1_000
+MERGED_BYTES = 8 << 20
 RESTART_HINT = "start over with `--discard-results`, which deletes what this job wrote there"
 
 
@@ -33,7 +39,7 @@ class LedgerEntry:
     number: int
     part: str
     kind: str
-    rows: tuple[Run, ...]
+    rows: Words
     count: int
     bytes: int
 
@@ -41,79 +47,119 @@ class LedgerEntry:
 class Ledger:
     """Row numbers with an answer or error row.
 
-    `done` and `errors` count them over all runs.
+    `done` and `errors` count them over all runs; `unmerged` are the lines of ledger files with one
+    entry, by name.
     """
 
     def __init__(self, output_dir: Location, rows: int) -> None:
-        self.out, self.rows = output_dir, rows
-        self.accounted = Intervals()
+        self.out = output_dir
+        self.accounted = RowSet(rows)
         self.done = self.errors = 0
         self.next_number = 1
+        self.unmerged: dict[str, bytes] = {}
 
-    def pending(self, split: Split) -> list[Run]:
-        """Return the intervals of a split's pending rows."""
-        return self.accounted.missing(split.first, split.last)
-
-    def all_pending(self, manifest: Manifest) -> dict[int, list[Run]]:
-        """Return the pending rows by split index, as a mode's `run` takes them."""
+    def all_pending(self, manifest: Manifest) -> dict[int, bytes]:
+        """Return the pending rows by split index, as a mode's `run` takes them: a bitmap from the
+        byte of the split's first row on.
+        """
         return {
-            split.index: pending for split in manifest.splits if (pending := self.pending(split))
+            split.index: pending
+            for split in manifest.splits
+            if (pending := self.accounted.missing(split.first, split.last))
         }
 
     def add(self, kind: str, rows: Iterable[int]) -> list[int]:
         """Account for rows (`rows` or `errors`); return the new ones in their order."""
-        numbers = list(rows)
-        runs = to_runs(sorted(numbers))
-        if self.are_pending(runs) and count_numbers(runs) == len(numbers) and are_disjoint(runs):
-            for first, last in runs:
-                self.accounted.add(first, last)
-            new = numbers
-        else:
-            new = [number for number in numbers if self.add_row(number)]
+        new = list(rows)
+        if not self.account(new):
+            new = [number for number in new if self.account([number])]
         if kind == "rows":
             self.done += len(new)
         else:
             self.errors += len(new)
         return new
 
-    def are_pending(self, runs: Iterable[Run]) -> bool:
-        """Return True if all of these are pending rows of the job."""
-        return all(
-            first >= 0 and last < self.rows and not self.accounted.overlaps(first, last)
-            for first, last in runs
-        )
-
-    def add_row(self, number: int) -> bool:
-        if number in self.accounted or not 0 <= number < self.rows:
+    def account(self, numbers: list[int]) -> bool:
+        """Account for rows, if all of them are pending rows of the job and none is repeated."""
+        if min(numbers, default=-1) < 0:
             return False
-        self.accounted.add(number, number)
-        return True
+        words = to_words(sorted(numbers))
+        return words.row_count == len(numbers) and self.accounted.add(words)
 
     def move_to_errors(self, count: int) -> None:
         """Count rows as errors that were counted as answers but could not be written."""
         self.done -= count
         self.errors += count
 
-    def commit(self, kind: str, rows: Iterable[int], data: bytes, ending: str) -> None:
+    def commit(self, kind: str, rows: list[int], data: bytes, ending: str) -> None:
         """Write a file of rows (in ascending order): first its entry, then its name.
 
         It counts completely or not at all.
         """
         number, self.next_number = self.next_number, self.next_number + 1
         name = f"part-{number:06d}"
-        runs = to_runs(rows)
         entry = {
             "part": f"{kind}/{name}.{ending}",
             "kind": kind,
-            "rows": runs,
-            "count": count_numbers(runs),
+            "count": len(rows),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
+            "bitmap": base64.b64encode(compress_words(to_words(rows))).decode(),
         }
+        line = json.dumps(entry).encode() + b"\n"
         folder = self.out.child("ledger")
         appear = self.out.child(kind).child(f"{name}.{ending}").stage_file(data, folder)
-        folder.child(f"{name}.json").write_atomic(json.dumps(entry).encode())
+        folder.child(f"{name}.json").write_atomic(line)
         appear()
+        self.unmerged[f"{name}.json"] = line
+        self.merge_files()
+
+    def merge_files(self) -> None:
+        """Merge the ledger files with one entry if they are many or large."""
+        size = sum(map(len, self.unmerged.values()))
+        if len(self.unmerged) < MERGED_FILES and size < MERGED_BYTES:
+            return
+        *replaced, last = self.unmerged
+        folder = self.out.child("ledger")
+        folder.child(last).write_atomic(b"".join(self.unmerged.values()))
+        self.unmerged = {}
+        delete_replaced(folder, replaced)
+
+    def read_entries(self) -> Iterator[LedgerEntry]:
+        """Yield the ledger entries, and set `next_number` and `unmerged`.
+
+        Raises:
+            Refused: a ledger file is damaged.
+        """
+        folder = self.out.child("ledger")
+        numbers = {
+            int(match[1]): name
+            for name in folder.names()
+            if (match := PART.fullmatch(name)) and match[2] == "json"
+        }
+        self.next_number = lowest = 1 + max(numbers, default=0)
+        replaced = []
+        # From the last on: the entries of one tell which of the others it replaces.
+        for number, name, data in read_files(folder, sorted(numbers.items(), reverse=True)):
+            if number >= lowest:
+                replaced.append(name)
+                continue
+            lines = data.splitlines()
+            if len(lines) == 1:
+                self.unmerged[name] = lines[0] + b"\n"
+            try:
+                for entry in map(parse_entry, lines):
+                    last, lowest = entry.number, min(lowest, entry.number)
+                    yield entry
+                if not lines or last != number:
+                    raise ValueError(f"its last entry is not that of file {number}")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise Refused(
+                    f"{mask_secrets(folder.address)}/{name} is damaged or of an earlier version",
+                    f"{type(error).__name__}: {error}",
+                    RESTART_HINT,
+                ) from error
+        delete_replaced(folder, replaced)
 
     def count_entry(self, entry: LedgerEntry) -> None:
         """Count an entry of an earlier run.
@@ -121,24 +167,29 @@ class Ledger:
         Raises:
             Refused: some of its rows are already counted, or not rows of this job.
         """
-        for first, last in entry.rows:
-            if self.accounted.overlaps(first, last) or not 0 <= first <= last < self.rows:
-                where = f"{mask_secrets(self.out.address)}: {entry.part}"
-                raise Refused(
-                    f"{where} has rows that are already counted elsewhere",
-                    f"rows {first} to {last}",
-                    RESTART_HINT,
-                )
-            self.accounted.add(first, last)
+        if not self.accounted.add(entry.rows):
+            where = f"{mask_secrets(self.out.address)}: {entry.part}"
+            raise Refused(
+                f"{where} has rows that are already counted elsewhere",
+                hint=f"move it away, or {RESTART_HINT}",
+            )
         if entry.kind == "rows":
             self.done += entry.count
         else:
             self.errors += entry.count
 
 
-def are_disjoint(runs: list[Run]) -> bool:
-    """Return True if intervals of sorted numbers have no number twice."""
-    return all(run[1] < following[0] for run, following in pairwise(runs))
+def delete_replaced(folder: Location, names: list[str]) -> None:
+    """Delete ledger files whose entries are in another one, as far as possible: later runs ignore
+    them.
+    """
+
+    def delete(name: str) -> None:
+        with suppress(OSError):
+            folder.filesystem.delete_file(folder.child(name).path)
+
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        list(pool.map(delete, names))
 
 
 def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
@@ -171,25 +222,22 @@ def load_ledger(output_dir: Location, manifest: Manifest, retry_errors: bool) ->
     if retry_errors:
         delete_errors(output_dir)
     remove_hidden_files(output_dir)
-    entries = read_entries(output_dir)
     sizes = {
         f"{kind}/{name}": size
         for kind in KINDS
         for name, size in output_dir.child(kind).sizes().items()
     }
-    refuse_unlisted_files(output_dir, sizes, {entry.part for entry in entries})
-    ledger.next_number = 1 + max((entry.number for entry in entries), default=0)
-    for entry in entries:
+    unlisted, incomplete = set(sizes), []
+    for entry in ledger.read_entries():
+        unlisted.discard(entry.part)
         if sizes.get(entry.part) == entry.bytes:
             ledger.count_entry(entry)
-            continue
-        # Incomplete or missing: its rows are pending again. The last number stays, so that no
-        # number is reused.
-        if entry.part in sizes:
-            kind, _, name = entry.part.partition("/")
-            output_dir.child(kind).child(name).delete()
-        if entry.number != ledger.next_number - 1:
-            output_dir.child("ledger").child(f"part-{entry.number:06d}.json").delete()
+        elif entry.part in sizes:
+            incomplete.append(entry.part)
+    refuse_unlisted_files(output_dir, unlisted)
+    for part in incomplete:
+        kind, _, name = part.partition("/")
+        output_dir.child(kind).child(name).delete()
     return ledger
 
 
@@ -201,11 +249,9 @@ def delete_errors(output_dir: Location) -> None:
             folder.child(name).delete()
 
 
-def refuse_unlisted_files(output_dir: Location, present: Iterable[str], listed: set[str]) -> None:
+def refuse_unlisted_files(output_dir: Location, unlisted: Iterable[str]) -> None:
     """Raise Refused if a file of answers or errors has no ledger entry."""
-    unknown = sorted(
-        name for name in present if name not in listed and PART.fullmatch(name.partition("/")[2])
-    )
+    unknown = sorted(name for name in unlisted if PART.fullmatch(name.partition("/")[2]))
     if unknown:
         raise Refused(
             f"{mask_secrets(output_dir.address)} has files that are not in the ledger",
@@ -298,49 +344,30 @@ def foreign_files(output_dir: Location) -> list[str]:
     ] + inside
 
 
-def read_entries(output_dir: Location) -> list[LedgerEntry]:
-    """Return the ledger entries in order of their numbers.
-
-    Raises:
-        Refused: an entry is damaged.
-    """
-    folder = output_dir.child("ledger")
-    names = [
-        name for name in folder.names() if (match := PART.fullmatch(name)) and match[2] == "json"
-    ]
-
-    def read_entry(name: str) -> LedgerEntry:
-        try:
-            return parse_entry(name, json.loads(folder.child(name).read()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(
-                f"{mask_secrets(folder.address)}/{name} is damaged", str(error), RESTART_HINT
-            ) from error
-
-    if output_dir.local:
-        return sorted(map(read_entry, names), key=lambda entry: entry.number)
-    with ThreadPoolExecutor(PARALLEL_READS) as pool:
-        return sorted(pool.map(read_entry, names), key=lambda entry: entry.number)
+def read_files(folder: Location, files: list[tuple[int, str]]) -> Iterator[tuple[int, str, bytes]]:
+    """Yield numbered files with their contents, a few of which are in memory."""
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        for start in range(0, len(files), PARALLEL_REQUESTS):
+            numbers, names = zip(*files[start : start + PARALLEL_REQUESTS], strict=True)
+            contents = pool.map(lambda name: folder.child(name).read(), names)
+            yield from zip(numbers, names, contents, strict=True)
 
 
-def parse_entry(name: str, payload: dict[str, Any]) -> LedgerEntry:
-    part = PART.fullmatch(payload["part"].partition("/")[2])
-    if (
-        payload["kind"] not in KINDS
-        or not payload["part"].startswith(payload["kind"] + "/")
-        or not part
-        or part[1] != name[5:-5]
-    ):
+def parse_entry(line: bytes) -> LedgerEntry:
+    payload = json.loads(line)
+    kind, _, name = payload["part"].partition("/")
+    part = PART.fullmatch(name)
+    if payload["kind"] != kind or kind not in KINDS or not part:
         raise ValueError(f"it describes {payload['part']}")
-    rows = tuple((int(first), int(last)) for first, last in payload["rows"])
-    if count_numbers(rows) != payload["count"]:
+    rows = decompress_words(base64.b64decode(payload["bitmap"], validate=True))
+    if rows.row_count != payload["count"]:
         raise ValueError("its row count does not match its rows")
     return LedgerEntry(
         number=int(part[1]),
         part=payload["part"],
-        kind=payload["kind"],
+        kind=kind,
         rows=rows,
-        count=int(payload["count"]),
+        count=rows.row_count,
         bytes=int(payload["bytes"]),
     )
 

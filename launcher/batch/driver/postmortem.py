@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ... import upstream
 from ...agent import cause
 
 LINES = 20  # log lines in a failure
 SEARCHED_LINES = 400  # last lines of a log, searched for a known cause
 CRASH = (re.compile(r"(Fatal Python error: .*)"),)
-WORKER_DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)
+WORKER_DIED = (re.compile(f"({upstream.text('vllm.worker-died')})"),)
 TRACE_LINE = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
+# Lines that Ray adds to logs.
+MARKERS = tuple(
+    map(upstream.text, ("ray.log-marker-job", "ray.log-marker-actor", "ray.log-marker-task"))
+)
 # Error of a rank that lost another one.
 PEER_LOST = re.compile(
-    r"(Connection closed by peer|Connection reset by peer|NCCL.*remote process exited)"
+    f"(Connection closed by peer|Connection reset by peer|{upstream.text('nccl.process-exited')})"
 )
 
 
@@ -50,7 +55,7 @@ def describe_exception(problem: BaseException) -> str:
     if isinstance(inner, BaseException):
         problem = inner
     text = f"{type(problem).__name__}: {problem}"
-    if detail := re.search(r"Worker exit detail: (.*)", text):
+    if detail := re.search(upstream.text("ray.worker-exit-detail"), text):
         return detail[1].strip()
     lines = text.splitlines()
     return cause.root_cause(lines, or_consequence=True) or lines[0][:400]
@@ -65,14 +70,16 @@ def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
         return "its node is gone"
     if crash := first_match(CRASH, lines):
         return crash
-    if code := re.search(r"exit code (-?\d+)", text):
+    if code := re.search(upstream.text("ray.worker-exit-code"), text):
         return f"exit status {code[1]}"
     return "its process was killed (SIGKILL: out of memory, or by an operator)"
 
 
 def points_to_log(text: str) -> bool:
     """Return True if an engine only reports that its processes died; the log has the cause."""
-    return text.startswith("EngineDead") or "ngine core" in text
+    return text.startswith(upstream.text("vllm.engine-dead")) or (
+        upstream.text("vllm.engine-core-message") in text
+    )
 
 
 def log_cause(lines: Sequence[str]) -> str:
@@ -104,6 +111,5 @@ def read_tail(path: str, lines: int, begin: int = 0) -> list[str]:
     with open(path, "rb") as file:
         file.seek(max(begin, file.seek(0, 2) - 64 * 1024))
         text = file.read().decode(errors="backslashreplace")
-    marks = (":job_id:", ":actor_name:", ":task_name:")
-    messages = [line for line in text.splitlines() if line.strip() and not line.startswith(marks)]
+    messages = [line for line in text.splitlines() if line.strip() and not line.startswith(MARKERS)]
     return [line[:400] for line in messages[-lines:]]

@@ -28,7 +28,7 @@ CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 def run(
     job: jobs.Job,
     manifest: Manifest,
-    pending: Mapping[int, list[tuple[int, int]]],
+    pending: Mapping[int, bytes],
     progress: Tracker,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""

@@ -127,7 +127,7 @@ class RankPool:
         free = int(ray.get(self.call_on_node(0, free_port, first), timeout=60))
         if free != first:
             self.progress.warn(
-                f"port {first} on {self.slots[0].ip} is taken: the ranks meet at {free}"
+                f"port {first} on {self.slots[0].ip} is in use: the ranks meet at {free}"
             )
         return free
 

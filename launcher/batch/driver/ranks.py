@@ -52,7 +52,7 @@ class Slice:
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
+    job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
 ) -> Iterator[list[Row]]:
     """Yield answered and failed rows, in blocks and in input order.
 
@@ -221,13 +221,11 @@ def slice_rows(rows: int, parallel: DataParallel) -> int:
     return max(1, min(parallel.round_rows, -(-rows // parallel.size)))
 
 
-def read_pending(
-    job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]]
-) -> Iterator[Row]:
+def read_pending(job: Job, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Row]:
     """Yield the pending rows in the order of the input."""
     for split in manifest.splits:
         if pending.get(split.index):
-            yield from rows.read_split(job, manifest, split, list(pending[split.index]))
+            yield from rows.read_split(job, manifest, split, pending[split.index])
 
 
 def cut_slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:

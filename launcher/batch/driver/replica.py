@@ -6,18 +6,20 @@ import array
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from ... import upstream
 from . import cluster, failures, lines, order, pooling, postmortem, source
 from .engine_loop import EngineLoop, watch_engine
 from .generation import answer_columns, error_reason, sampling_params
-from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, Task
+from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, RowKind
+from .openai_format.server import ApiServer, response_columns
 from .ray_internals import log_paths
 
-# vLLM's message for a dead process without an exit code yet (0.32, v1/engine/utils.py)
-UNKNOWN_EXIT = "Failed core proc(s): {}"
+# vLLM's message for a dead process without an exit code yet
+UNKNOWN_EXIT = upstream.text("vllm.engine-exit-unknown")
 NOT_STARTED = "vlaunch: the engine did not start"  # marks the end of the output in the log
 LOG_LINES = 10_000  # lines of a log; at most its last 64 KiB are read
 CARRIED = ("_row", "_keep")
@@ -28,44 +30,56 @@ TOKENIZED = ("bad_words", "structured_outputs")
 class Replica:
     """One vLLM engine.
 
-    `arguments` are those of `vllm.LLM`, `job` is the batch job's name. An exception in its
-    constructor ends the job.
+    `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests; `job` is the batch job's
+    name. An exception in its constructor ends the job.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        task: Task,
+        kind: RowKind,
         sampling: Mapping[str, Any],
         gate: Any = None,
         order: Order = "prefix",
         job: str = "",
     ) -> None:
+        self.cleanup = ExitStack()
         cluster.label_log(job)
-        params = sampling_params(sampling) if task == "generate" else pooling.pooling_params()
+        self.kind, self.order = kind, order
+        self.engine: EngineLoop | pooling.Scorer | ApiServer
+        if kind == "request":
+            with explain_start():
+                self.engine = ApiServer(arguments)
+        else:
+            self.engine = self.start_engine(arguments, kind, sampling)
+        self.cleanup.callback(self.engine.close)
+        cluster.wait_at_gate(gate)
+
+    def start_engine(
+        self, arguments: Mapping[str, Any], kind: RowKind, sampling: Mapping[str, Any]
+    ) -> EngineLoop | pooling.Scorer:
+        """Load the model, after checks of its parameters."""
+        params = sampling_params(sampling) if kind == "generate" else pooling.pooling_params()
         with explain_start():
             from vllm import LLM
 
             self.llm = LLM(**arguments)
-        self.over = watch_engine(self.llm)
-        self.task, self.order = task, order
-        self.engine: EngineLoop | pooling.Scorer
-        if task == "score":
-            self.engine = pooling.Scorer(self.llm)
-        else:
-            self.engine = EngineLoop(
-                self.llm.llm_engine,
-                params,
-                partial(render_prompt, self.llm),
-                tokenizing=any(name in sampling for name in TOKENIZED),
-            )
-        cluster.wait_at_gate(gate)
+        self.cleanup.callback(self.llm.llm_engine.engine_core.shutdown)
+        self.cleanup.callback(watch_engine(self.llm).set)
+        if kind == "score":
+            return pooling.Scorer(self.llm)
+        return EngineLoop(
+            self.llm.llm_engine,
+            params,
+            partial(render_prompt, self.llm),
+            tokenizing=any(name in sampling for name in TOKENIZED),
+        )
 
     def __call__(self, table: Any) -> Any:
         """Answer a block; rows that failed before are passed on."""
         rows = table.to_pylist()
-        columns = COLUMN_BUILDERS[self.task]
-        results = {**RESULT_COLUMNS[self.task], CACHED_TOKENS: "integer"}
+        columns = COLUMN_BUILDERS[self.kind]
+        results = {**RESULT_COLUMNS[self.kind], CACHED_TOKENS: "integer"}
         good = [row for row in rows if not row["_error"]]
         outputs = iter(order.ask_in_order(self.ask_engine, good, self.order, order.prompt_key))
         done = [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
@@ -78,10 +92,7 @@ class Replica:
 
     def __del__(self) -> None:
         """Shut down the engine's processes with the actor, as Ray Data ends it."""
-        if hasattr(self, "engine"):
-            self.over.set()
-            self.engine.close()
-            self.llm.llm_engine.engine_core.shutdown()
+        self.cleanup.close()
 
 
 # empty values of result columns, by type
@@ -90,7 +101,7 @@ EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vec
 
 def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a prepared row's prompt for vLLM: tokens if present, else text; a pair has a second
-    text.
+    text, a request its path.
     """
     if row["_second"]:
         return {"prompt": row["_prompt"], "second": row["_second"]}
@@ -125,10 +136,11 @@ def with_output(
         return {**carried, **failure}
 
 
-COLUMN_BUILDERS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
+COLUMN_BUILDERS: Mapping[RowKind, Callable[[Any], dict[str, Any]]] = {
     "generate": answer_columns,
     "embed": pooling.embedding_columns,
     "score": pooling.require_columns,
+    "request": response_columns,
 }
 
 

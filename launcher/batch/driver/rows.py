@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from . import columns, lines, parquet, table
+from .bitmap import row_numbers
 from .job import Failed, Job
 from .manifest import File, Manifest, Split
 from .storage import Location, brief_error, mask_secrets, open_location
@@ -33,31 +34,29 @@ class InputRow:
 
 
 def read_split(
-    job: Job, manifest: Manifest, split: Split, pending: list[tuple[int, int]]
+    job: Job, manifest: Manifest, split: Split, pending: bytes
 ) -> Iterator[dict[str, Any]]:
     """Yield a split's pending rows in order, as dicts with `_row`, `_error`, `_stage`, `_raw`,
     `_keep` and `_data`.
 
     Args:
-        pending: first and last numbers of the pending rows; others are skipped.
+        pending: bitmap of the pending rows, from the byte of the first row on; others are skipped.
 
     Raises:
         Failed: the file is gone, changed since the survey, or cannot be read.
     """
     packer = Packer(job, manifest)
     file = manifest.files[split.file]
-    remaining = [[first, last] for first, last in pending]
+    remaining = row_numbers(pending, split.first)
+    next_pending = next(remaining, None)
     number = split.first - 1
     for number, row in enumerate(open_rows(job, file, split), split.first):
-        while remaining and remaining[0][1] < number:
-            remaining.pop(0)
-        if not remaining:
-            return
-        if remaining[0][0] <= number:
+        if number == next_pending:
             yield packer.packed(number, row)
-        if number == split.last:
+            next_pending = next(remaining, None)
+        if next_pending is None:
             return
-    if remaining and remaining[-1][1] > number:
+    if next_pending is not None:
         raise changed_error(file, f"it holds {split.last - number} fewer rows")
 
 

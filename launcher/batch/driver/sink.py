@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from ...core.interrupts import defer_signals
 from .encode import Encoder, Row, error_lines, output_columns, unpack_keep
 from .job import CACHED_TOKENS, Failed, Job
 from .ledger import Ledger
@@ -259,26 +257,3 @@ def answer_excerpt(row: Row) -> str:
         .encode("utf-8", "backslashreplace")
         .decode()[:EXCERPT_LENGTH]
     )
-
-
-@contextmanager
-def defer_signals() -> Iterator[None]:
-    """Defer SIGTERM and SIGINT until a file is committed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, Any]] = []
-    before = {
-        number: handler
-        for number in (signal.SIGTERM, signal.SIGINT)
-        if callable(handler := signal.getsignal(number))
-    }
-    for signal_number in before:
-        signal.signal(signal_number, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
-    for number, frame in came[:1]:
-        before[signal.Signals(number)](number, frame)

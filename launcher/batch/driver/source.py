@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import lines
-from .intervals import count_numbers
+from .bitmap import count_bits
 from .job import CACHED_TOKENS, Job
 from .manifest import Manifest, Split
 from .ray_internals import HEAD_RESOURCES, set_claims
@@ -37,13 +37,12 @@ COLUMN_KINDS = {
     **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED_TOKENS), "integer"),
     "score": "number",
 }
-RowRuns = list[tuple[int, int]]
 S = TypeVar("S")
 
 
-def count_rows(pending: Mapping[int, RowRuns]) -> int:
-    """Return the number of pending rows."""
-    return sum(map(count_numbers, pending.values()))
+def count_rows(pending: Mapping[int, bytes]) -> int:
+    """Return the number of pending rows, of bitmaps by split."""
+    return sum(map(count_bits, pending.values()))
 
 
 def batch_rows(requested: int, pending: int, replicas: int) -> int:
@@ -82,7 +81,7 @@ def group_splits(splits: Iterable[S], sizes: Iterable[int], least: int) -> Itera
 
 
 def create_dataset(
-    job: Job, manifest: Manifest, pending: Mapping[int, RowRuns], batch: int | None
+    job: Job, manifest: Manifest, pending: Mapping[int, bytes], batch: int | None
 ) -> Dataset:
     """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows or as one block.
 
@@ -95,7 +94,7 @@ def create_dataset(
     from ray.data.datasource import ReadTask
 
     splits = [split for split in manifest.splits if pending.get(split.index)]
-    sizes = [count_rows({0: pending[split.index]}) for split in splits]
+    sizes = [count_bits(pending[split.index]) for split in splits]
     rows = sum(sizes)
     parts = list(group_splits(splits, sizes, rows_per_task(rows, batch)))
     readers = worker_count(rows)
@@ -151,12 +150,12 @@ def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     )
 
 
-def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, RowRuns]) -> Iterator[Any]:
+def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Any]:
     """Yield a thin manifest's pending rows in blocks: a split may be a whole compressed file."""
     for split in manifest.splits:
         rows: list[dict[str, Any]] = []
         size = 0
-        for row in read_split(job, manifest, split, list(pending[split.index])):
+        for row in read_split(job, manifest, split, pending[split.index]):
             rows.append(row)
             size += len(row["_data"]) + len(row["_keep"]) + len(row["_raw"])
             if len(rows) >= TASK_ROWS or size >= BLOCK_BYTES:

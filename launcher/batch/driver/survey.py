@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from . import columns, lines, parquet, rows, table
+from .bitmap import RowSet
 from .job import Job, Refused, identity_changes
 from .manifest import File, Manifest, Split, dump_manifest, load_manifest
 from .storage import Location, StoredFile, brief_error, list_files, mask_secrets, open_location
@@ -290,9 +291,9 @@ def sample_rows(job: Job, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
     """Yield the columns of the first good rows, at most `SAMPLE`."""
     import pickle
 
-    bare = replace(job, keep={})
+    bare, empty = replace(job, keep={}), RowSet(manifest.rows)
     read = chain.from_iterable(
-        rows.read_split(bare, manifest, split, [(split.first, split.last)])
+        rows.read_split(bare, manifest, split, empty.missing(split.first, split.last))
         for split in manifest.splits
     )
     good = (row for row in islice(read, SAMPLE_SEARCH) if not row["_error"])

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Append a line to a node's audit trail, then become the command that it tells of.
+# Append a line to a node's audit trail, then run the command that it records.
 #
-# Arguments: state directory ("" = ~/.vlaunch), cluster, the line, `strict` (no line, no command)
-# or `lenient`; then the command.
+# Arguments: state directory ("" = ~/.vlaunch), cluster, line, `strict` (run the command only if the
+# line was written) or `lenient`; then the command.
 #
-# The folder's own set-group-ID bit says that several logins share it. One old file of a megabyte
-# is kept.
+# The set-group-ID bit of the directory means that several users share it. One rotated file of 1 MB
+# remains.
 
 s=$1 c=$2 line=$3 how=$4
 shift 4

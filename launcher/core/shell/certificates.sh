@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print the public certificates of a node's agent, the authority's first; no private key.
+# Print the public certificates of a node's agent, the authority's first; never the private key.
 #
-# Arguments: the folders that may have them, of which the first counts.
+# Arguments: the directories to search; the first that has certificates wins.
 
 for each; do
   [ -e "$each/secrets/AGENT_CA" ] || continue

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Print the kind of file system that holds a folder of compiled code, and, where it is there, its
-# size in KiB.
+# Print the type of the file system of a compile cache and, if the directory exists, its size in
+# KiB.
 #
-# Argument: the folder. Where it is not there yet, the nearest folder above it tells the kind.
+# Argument: the directory. If it does not exist, its nearest existing parent decides the type.
 
 at=$1; while [ ! -d "$at" ]; do at=$(dirname "$at"); done
 kind=$(findmnt -n -o FSTYPE -T "$at" 2>/dev/null) || kind=$(stat -f -c %T "$at")

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Remove what the engines of a cluster compiled on a node; ends with 1 where some of it is left.
+# Remove a cluster's compile cache from a node; exit with 1 if files remain.
 #
-# Arguments: the folder; the one around it, which goes when nothing else is in it ("": it stays); an
-# image that is there ("": none); what starts docker. Root in the containers wrote the files: what
-# the login may not remove, root in another container does.
+# Arguments: the directory; its parent, to be removed if empty ("": leave it); an image on the node
+# ("": none); the docker command. Root in the containers wrote the files: if the SSH user may not
+# remove them, root in another container does.
 
 dir=$1 around=$2 image=$3; shift 3
 rm -rf "$dir" 2>/dev/null || [ -z "$image" ] ||

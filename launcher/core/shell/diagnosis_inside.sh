@@ -1,8 +1,8 @@
 #!/bin/sh
-# Print, in a container, the newest logs of Ray jobs (batch jobs: Ray keeps one for each), of Ray's
-# workers, which vLLM's ranks are, of Ray itself, and what NCCL warns of.
+# Print, inside a container, the newest logs of Ray jobs (one per batch job), of Ray's workers
+# (vLLM's ranks), of Ray itself, and NCCL's warnings.
 #
-# Arguments: mark, lines and bytes of each log.
+# Arguments: mark, maximum lines and bytes per log.
 #
 # shellcheck disable=SC2012 # Ray names these files
 
@@ -16,7 +16,7 @@ show() {
 }
 printf '\n%s zone\n' "$mark"; date +%z; printf '\n%s rc 0\n' "$mark"
 n=0
-# Each run of a job has a number: an earlier one is over.
+# Log names end in the number of the run; print the last run of each job.
 for file in $(ls -t /tmp/ray/session_2*/logs/job-driver-*.log 2>/dev/null |
   awk '{ job = $0; sub(/.*job-driver-/, "", job); sub(/-[0-9]+\.log$/, "", job) } !n[job]++' |
   head -n 3); do

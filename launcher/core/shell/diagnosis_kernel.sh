@@ -1,6 +1,6 @@
 #!/bin/sh
-# Print NVIDIA's driver and models of GPUs, and the kernel's last words about memory that ran out and
-# faults of NVIDIA cards; ends with 9 where they may not be read.
+# Print the NVIDIA driver's version, GPU models, and the kernel's last messages about exhausted
+# memory and NVIDIA GPU faults; exit with 9 if the user may not read the kernel's log.
 
 grep -h "^NVRM version" /proc/driver/nvidia/version 2>/dev/null
 grep -h "^Model:" /proc/driver/nvidia/gpus/*/information 2>/dev/null | sort -u

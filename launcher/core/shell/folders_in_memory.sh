@@ -1,8 +1,8 @@
 #!/bin/sh
-# Print a cluster's folders in memory, also in a place that would not be chosen any more
-# (place_in_memory.sh); not what others made. Argument: the cluster.
+# Print a cluster's directories in memory that this user owns, including locations that
+# place_in_memory.sh would no longer choose. Argument: the cluster.
 #
-# shellcheck disable=SC3067 # dash, bash and busybox know `-O`
+# shellcheck disable=SC3067 # dash, bash and busybox support `-O`
 
 for each in /run "/run/user/$(id -u)" /dev/shm; do
   own=$each/vlaunch-$(id -un)

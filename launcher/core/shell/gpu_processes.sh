@@ -1,6 +1,6 @@
 #!/bin/sh
-# Print the processes on NVIDIA cards, and of those that are seen from here the user and the cgroup.
-# The fields: `nvidia-smi --help-query-compute-apps`.
+# Print the processes on NVIDIA GPUs, with user and cgroup if the process is visible from this PID
+# namespace. Fields: `nvidia-smi --help-query-compute-apps`.
 
 fields=gpu_uuid,pid,process_name,used_memory
 apps=$(nvidia-smi "--query-compute-apps=$fields" --format=csv,noheader,nounits) || exit

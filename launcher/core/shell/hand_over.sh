@@ -1,10 +1,9 @@
 #!/bin/sh
-# Let the group of an image's user read the secrets and write the other folders; run as root in a
-# container of that image.
+# Let the group of an image's user read the secrets and write the other directories. Runs as root in
+# a container of that image.
 #
-# Arguments: the user as the image names it (a name or a number, perhaps with `:GROUP`); the folder
-# of the secrets; the other folders. What is there stays the login's, which must be able to replace
-# and remove it.
+# Arguments: the image's user (name or number, optionally `:GROUP`); the directory of the secrets;
+# the other directories. The SSH user still owns the files, and can replace and remove them.
 
 user=${1%%:*} group=${1#"${1%%:*}"} secrets=$2; shift 2
 group=${group#:}

@@ -1,10 +1,9 @@
 #!/bin/sh
-# Tell which images a node's Docker has, how it keeps them, and what room there is for more; it
-# changes nothing.
+# Print a node's Docker images, how Docker stores them, and the free space. Changes nothing.
 #
-# Arguments: the folder below which what is on its way lies, cluster, node, what starts docker.
+# Arguments: staging directory of image copies, cluster, node, docker command.
 #
-# shellcheck disable=SC2086 # ids, without blanks
+# shellcheck disable=SC2086 # ids contain no blanks
 
 . ./part.sh
 base=$1 cluster=$2 node=$3; shift 3

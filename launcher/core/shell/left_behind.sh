@@ -1,9 +1,9 @@
 #!/bin/sh
-# Print what is left of a cluster on a node: containers, and folders on disk and in memory.
+# Print the remains of a cluster on a node: containers, and directories on disk and in memory.
 #
-# Arguments: the folder on disk, the cluster, what lists the ids of its containers.
+# Arguments: the directory on disk, the cluster, the command that lists the ids of its containers.
 #
-# shellcheck disable=SC2086 # ids are words
+# shellcheck disable=SC2086 # ids contain no blanks
 
 dir=$1 cluster=$2; shift 2
 ids=$("$@") || exit 1

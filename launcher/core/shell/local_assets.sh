@@ -1,13 +1,13 @@
 #!/bin/sh
-# List what a host has that could be used: Hugging Face homes with their models, AMD GPUs, folders
-# on disks of its own, images of vLLM.
+# List a host's usable assets: Hugging Face homes with their models, AMD GPUs, directories on local
+# disks, and vLLM images.
 #
-# Runs behind probe.sh, which sets $hf and leaves what starts docker in "$@". A cache is
+# Runs after probe.sh, which sets $hf and leaves the docker command in "$@". Models in a cache are
 # `hub/models--OWNER--NAME` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
 #
-# shellcheck disable=SC2016 # what is quoted is awk's
-# shellcheck disable=SC2154 # set by probe.sh
-# shellcheck disable=SC2086 # names of images are words
+# shellcheck disable=SC2016 # quoted awk code
+# shellcheck disable=SC2154 # probe.sh sets it
+# shellcheck disable=SC2086 # image names contain no blanks
 
 for home in "$hf" /data/huggingface "${HF_HOME:-}" "$HOME/.cache/huggingface"; do
   timeout 5 test -d "${home:-/nonexistent}" || continue

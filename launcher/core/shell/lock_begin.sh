@@ -1,12 +1,12 @@
 #!/bin/sh
-# What the programs about a cluster's lock begin with: where it is ($d, $f), who is said to hold it
-# (`said`), and how it is taken (`take`).
+# Common start of the programs for a cluster's lock: path ($d, $f), recorded owner (`said`), and
+# acquisition (`take`).
 #
-# They have set $s (the state directory, "" = ~/.vlaunch) and $c (the cluster), and open the lock
-# as 9. `flock` is part of util-linux, and of busybox; the lock belongs to the open file, so that a
-# child may take it for its parent.
+# Requires $s (state directory, "" = ~/.vlaunch) and $c (cluster), and the lock open as file
+# descriptor 9. `flock` is part of util-linux and of busybox. The lock belongs to the open file, so
+# a child process can acquire it for its parent.
 #
-# shellcheck disable=SC2154,SC2034 # what is set before, and what is used after it
+# shellcheck disable=SC2154,SC2034 # set before and used after this file
 
 [ -n "$s" ] || s=$HOME/.vlaunch
 d=$s/locks f=$s/locks/$c
@@ -22,6 +22,6 @@ except OSError as error:
     sys.exit(1 if error.errno in (errno.EAGAIN, errno.EACCES) else 71)"
   }
 else
-  echo "neither flock nor python3 is there" >&2
+  echo "neither flock nor python3 is installed" >&2
   exit 69
 fi

@@ -1,11 +1,12 @@
 #!/bin/sh
-# End the process that holds a cluster's lock.
+# Terminate the process that holds a cluster's lock.
 #
-# Arguments: state directory ("" = ~/.vlaunch), cluster, the holder's process, what was said of it.
-# Standard input: who breaks the lock.
+# Arguments: state directory ("" = ~/.vlaunch), cluster, PID of the holder, its recorded line.
+# Standard input: one line about who breaks the lock.
 #
-# A process is ended only when the kernel says that it has the file open; of another login's, the
-# kernel does not say it. Who waits for the lock may have it before us: then another line is there.
+# Terminates a process only if /proc shows that it has the file open; for another user's process,
+# /proc does not show it. A waiting command may acquire the lock first: the recorded line differs
+# then.
 
 s=$1 c=$2 p=$3 was=$4
 . ./lock_begin.sh

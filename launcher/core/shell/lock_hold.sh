@@ -1,12 +1,12 @@
 #!/bin/sh
-# Take a cluster's lock and keep it until standard input ends.
+# Acquire a cluster's lock and hold it until standard input ends.
 #
 # Arguments: state directory ("" = ~/.vlaunch), cluster, seconds to wait. Standard input: one line,
-# what is said of the owner, without its opening brace.
+# the owner's record without its opening brace.
 #
-# A command that has just ended, or somebody who looks, may hold the lock for a moment: that is
-# waited for in any case. The folder's set-group-ID bit says that several logins share it. The empty
-# lines are for sshd: only who sends something learns that the other side is not there any more.
+# A command that is exiting, or lock_look.sh, may hold the lock for a moment: always wait for that.
+# The set-group-ID bit of the directory means that several users share it. The empty lines are for
+# sshd: a connection must send data to learn that its peer is gone.
 
 s=$1 c=$2 w=$3
 . ./lock_begin.sh

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Say who holds a cluster's lock: `free`, or `held` and the owner's line.
+# Print the state of a cluster's lock: `free`, or `held` and the owner's line.
 #
 # Arguments: state directory ("" = ~/.vlaunch), cluster.
 #
-# It is taken for a moment to see whether it is free; lock_hold.sh is patient enough for that.
+# Acquires the lock for a moment to learn whether it is free; lock_hold.sh waits longer than that.
 
 s=$1 c=$2
 . ./lock_begin.sh

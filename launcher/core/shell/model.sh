@@ -1,12 +1,13 @@
 #!/bin/sh
-# Print every file of a model with its size, an empty line, and its config.json.
+# Print all files of a model with their sizes, an empty line, and its config.json.
 #
-# Arguments: the model (a name or a path), the Hugging Face home. Ends with 3 where there is no such
-# path, with 4 where it is not in the cache, whose layout is hub/models--ORG--NAME/refs/main, which
-# names the folder below snapshots/, and with 6 where a copy of ours has begun and not ended
-# (distribute/node/store.py): a folder may be a mixture then, while what is in the cache is not
-# touched until the end. Ends with 5 where it has no config.json, and with 7 where files are missing
-# that must be there, whose first one's name is printed in place of config.json.
+# Arguments: the model (name or path), the Hugging Face home. The cache's layout is
+# hub/models--ORG--NAME/refs/main, which names the directory below snapshots/.
+#
+# Exit status: 3 if the path does not exist; 4 if the model is not in the cache; 5 without a
+# config.json; 6 during or after an incomplete copy by distribute/node/store.py (the directory may
+# mix two versions, while a cache entry does not change before the copy completes); 7 if required
+# files are missing, with the first one's name in place of config.json.
 
 begun() { [ -n "$(ls -A "$1/.vlaunch/parts" 2>/dev/null)" ]; }
 lacks() { printf %s "$1"; exit 7; }
@@ -20,13 +21,13 @@ case $1 in
   }
   ;;
 esac
-# Files of a snapshot are links to blobs/; `find -L` follows them and shows one whose blob is
-# missing as a link (`l`). A last line `?`: this find is not GNU's, or a folder is unreadable.
+# Files of a snapshot are links to blobs/; `find -L` follows them and prints `l` for a link whose
+# blob is missing. A last line `?` means that find is not GNU's or cannot read a directory.
 if [ -d "$dir" ]; then find -L "$dir" ! -type d -printf '%y %s %P\n'
 else find -L "$dir" -printf 'f %s %f\n'; fi || echo '?'
 echo
 for path in "$dir"/*; do
-  # A link into the cache whose file is not there: a download was interrupted.
+  # A link to a missing blob: the download was interrupted.
   [ ! -L "$path" ] || [ -e "$path" ] || lacks "${path##*/}"
 done
 # The only index that vLLM reads (vllm/model_executor/model_loader/default_loader.py).

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tell which models of a Hugging Face home, and of the folders beside its cache, are not finished,
-# and how much there is of each. Argument: the Hugging Face home.
+# Print the incomplete models of a Hugging Face home and of the directories beside its cache, with
+# the size so far. Argument: the Hugging Face home.
 
 tell() {
   what=$1 of=$2; shift 2

@@ -1,11 +1,11 @@
 #!/bin/sh
-# List folders on disks of the host's own to which the login may write, and not everybody: programs
-# will run what is kept there. For each `@@stock disk KIB PATH`, with what is free.
+# List directories on local disks that the user may write and other users may not: programs stored
+# in them will run. Output: `@@stock disk KIB PATH`, with the free space.
 #
-# The kinds of file systems are those of mount(8) and of stat(1). No other is touched: it may hang.
-# What belongs to the system or to Docker is no place for more.
+# File system types are those of mount(8) and stat(1). Other types are not accessed: they may hang.
+# Directories of the system and of Docker are excluded.
 #
-# shellcheck disable=SC2016 # what is quoted is awk's
+# shellcheck disable=SC2016 # quoted awk code
 
 kinds='^(ext[234]|xfs|btrfs|zfs|f2fs)$'
 taken='^/((boot|etc|run|snap|usr)(/.*)?|var|var/lib/(containerd|docker|kubelet).*)?$'

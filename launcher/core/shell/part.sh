@@ -1,10 +1,10 @@
-# Name a part of an answer, and print it between two lines: its name, and its exit status.
+# Print a command's output between two lines: the name of the part, and the exit status.
 #
-# `timeout` bounds each: a hung NFS mount or a wedged daemon must not take the other answers with
-# it. `answers` is the exit status then.
+# `timeout` bounds every part, so that a hung NFS mount or Docker daemon does not delay the others.
+# Sets `answers` to the exit status.
 #
 # shellcheck shell=sh
-# shellcheck disable=SC2034 # who asks looks at `answers`
+# shellcheck disable=SC2034 # callers read `answers`
 
 part() {
   name=$1; shift

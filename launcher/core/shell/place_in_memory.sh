@@ -1,14 +1,14 @@
 #!/bin/sh
-# Print where secrets may lie without a disk, or say why nowhere: in a file system in memory that
-# only this login writes to, or in /dev/shm.
+# Print a directory in memory for secrets: one that only this user writes to, or one in /dev/shm. If
+# none is suitable, print the reason.
 #
-# What logind removes at the end of a session is no such place (RemoveIPC, RuntimeDirectory:
-# logind.conf(5)), unless the login lingers.
+# Excludes directories that logind removes at the end of a session (RemoveIPC, RuntimeDirectory:
+# logind.conf(5)), unless the user lingers.
 
 if [ "$(id -u)" = 0 ]; then set -- /run /dev/shm; else
   set -- "/run/user/$(id -u)" /dev/shm
   if [ -d /run/systemd/seats ] && [ ! -e "/var/lib/systemd/linger/$(id -un)" ]; then
-    echo "files in memory end with the session of a login that does not linger"; exit 1
+    echo "logind deletes this user's files in memory at logout: lingering is off"; exit 1
   fi
 fi
 for each; do
@@ -17,5 +17,5 @@ for each; do
   tmpfs | ramfs) printf "%s/vlaunch-%s" "$each" "$(id -un)"; exit ;;
   esac
 done
-echo "neither /run, /run/user nor /dev/shm is a file system in memory that the login may write to"
+echo "neither /run, /run/user nor /dev/shm is a writable file system in memory"
 exit 1

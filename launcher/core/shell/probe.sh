@@ -1,17 +1,17 @@
 #!/bin/sh
-# Tell everything about a node that is needed before the first write; it changes nothing.
+# Print everything about a node that is needed before the first change. Changes nothing.
 #
 # Arguments: cluster, state directory ("" = ~/.vlaunch), Hugging Face home, accelerator, addresses
-# of the nodes (one word), number of images, the images, what starts docker. Images that vlaunch
-# derived are looked at besides, found by their label.
+# of the nodes (one argument), number of images, the images, docker command. Images that vlaunch
+# derived are added by their label.
 #
-# Each part stands under a line with its name, before one with its exit status. `timeout` bounds
-# each: a hung NFS mount or a wedged daemon must not take the other answers with it.
+# Every part is printed between a line with its name and a line with its exit status. `timeout`
+# bounds every part, so that a hung NFS mount or Docker daemon does not delay the others.
 #
-# shellcheck disable=SC2016 # what is quoted is for the shell of a part
-# shellcheck disable=SC2034 # survey.sh looks up the names of the addresses
-# shellcheck disable=SC3067 # dash, bash and busybox know `-O`
-# shellcheck disable=SC2086 # lists of words: images, ids, and folders of logins, without blanks
+# shellcheck disable=SC2016 # the quoted code runs in a part's own shell
+# shellcheck disable=SC2034 # survey.sh resolves the addresses
+# shellcheck disable=SC3067 # dash, bash and busybox support `-O`
+# shellcheck disable=SC2086 # images, ids and users' directories contain no blanks
 
 in_memory="$(cat ./folders_in_memory.sh)"
 cluster=$1 state=$2 hf=$3 accelerator=$4 peers=$5 words=$6; shift 6
@@ -22,7 +22,7 @@ sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
 dir=$state/$cluster
 memory="$(cat ./place_in_memory.sh)"
 mem=$(timeout -k 2 15 sh -c "$memory") || mem=
-# What others put there first is not ours to read.
+# Do not read a directory that another user created.
 if [ -e "$mem" ] || [ -L "$mem" ]; then { [ -O "$mem" ] && [ ! -L "$mem" ]; } || mem=; fi
 [ -z "$mem" ] || mem=$mem/$cluster
 part home printf %s "$HOME"
@@ -39,7 +39,7 @@ sh_c state '
   else echo closed; fi
   df -Pk "$d"
 ' "$dir"
-# With the labels of what containers mount: SELinux may keep them from it.
+# With the labels of mounted directories, which SELinux may deny to containers.
 sh_c selinux '
   cat /sys/fs/selinux/enforce 2>/dev/null || exit
   for each; do [ ! -e "$each" ] || stat -c "%C %n" "$each"; done
@@ -49,7 +49,7 @@ sh_c toolkit 'command -v nvidia-container-runtime-hook nvidia-container-toolkit'
 if [ "$accelerator" = nvidia ]; then
   query=index,name,memory.total,memory.used,driver_version,uuid
   part gpus nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits
-  # A driver that hangs is not asked again.
+  # Do not query a hung driver again.
   [ "$answers" = 124 ] || sh_c gpuapps "$(cat ./gpu_processes.sh)"
 elif [ "$accelerator" = amd ]; then
   sh_c gpus '
@@ -57,19 +57,19 @@ elif [ "$accelerator" = amd ]; then
     for each in $found; do echo "$each $(grep drm_render_minor "$each")"; done
   '
 fi
-# Not the logs of engines, which are large. The keeper of servers replaces its files meanwhile: that
-# one is gone is no reason to doubt the others.
+# Without the engines' logs and stacks, which are large. The supervisor replaces files concurrently:
+# ignore a file that disappears.
 sh_c files '
   cd "$1" 2>/dev/null || exit
   find . -type f ! -path "./secrets/*" ! -path "./server/*/engine.log*" \
+    ! -name 'VLLM_STACK_DUMP_*' \
     -exec sha256sum {} + 2>/dev/null
   :
 ' "$dir"
 part memory sh -c "$memory"
 sh_c kept '[ -d "$1" ] && ls "$1/secrets"' "$mem"
 sh_c folders "$in_memory" "$cluster"
-# Also from a place in memory that is not today's any more: the containers have it, and another one
-# would be no token of theirs.
+# Include former locations in memory: running containers use the token there and reject a new one.
 places=$(timeout -k 2 15 sh -c "$in_memory" probe "$cluster")
 sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break; done' \
   "$dir" ${mem:+"$mem"} $places
@@ -77,8 +77,8 @@ sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
 sh_c certificates "$(cat ./certificates.sh)" "$dir" ${mem:+"$mem"} $places
 part docker "$@" version --format '{{json .Server}}'
 docker=$answers
-# A daemon that does not answer once is not asked five times more: the answer about it must come
-# within the deadline.
+# Do not query a daemon five more times after it failed once: the result must arrive before the
+# deadline.
 if [ "$docker" = 0 ]; then
   part info "$@" info --format '{{json .}}'
   made=$(timeout -k 2 15 "$@" images --filter label=vlaunch.image.content \

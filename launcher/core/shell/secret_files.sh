@@ -1,10 +1,10 @@
 #!/bin/sh
-# List the files with secrets of a cluster: place, mode, owner, time and path of each; then print the
-# public certificates of its agent.
+# List a cluster's files with secrets (location, mode, owner, time and path), then print the public
+# certificates of its agent.
 #
-# Arguments: the cluster, its state directory ("" = ~/.vlaunch). Names that start with a dot are what
-# a launcher left that was killed while it wrote. A folder of servers with the set-group-ID bit tells
-# whose group may read the secrets besides (hand_over.sh); `-`: none's.
+# Arguments: the cluster, its state directory ("" = ~/.vlaunch). Names that start with a dot are
+# from a launcher that was killed while writing. If the servers' directory has the set-group-ID bit,
+# its group may read the secrets too (hand_over.sh); `-`: no group.
 
 dir=${2:-$HOME/.vlaunch}/$1
 in_memory() {
@@ -23,5 +23,5 @@ printf '@@secrets end\n'
 certificates() {
 . ./certificates.sh
 }
-# shellcheck disable=SC2046 # folders of logins, without blanks
+# shellcheck disable=SC2046 # users' directories contain no blanks
 certificates "$dir" $(in_memory "$1")

@@ -1,10 +1,8 @@
 #!/bin/sh
-# Print, in a container, the end of each server's log that is there, with the server's name before
-# each line; and of the newest logs of batch jobs, the drivers' with `batch:NAME` and the engines'
-# with `batch:NAME:PID`.
+# Print, inside a container, the end of every server's log with the server's name before each line,
+# and of the newest logs of batch jobs: drivers as `batch:NAME`, engines as `batch:NAME:PID`.
 #
-# Arguments: the only server that is wanted ("" = all, and batch jobs), lines, `-F` to go on or `-q`
-# not to.
+# Arguments: a server or its group ("" = all servers and batch jobs), number of lines, `-F` (follow) or `-q`.
 #
 # shellcheck disable=SC2011,SC2012 # Ray names these files
 
@@ -12,7 +10,7 @@ lines=$2 how=$3
 show() { tail -n "$lines" "$how" "$2" | sed -u "s|^|$1 |" & }
 cd "${VLAUNCH_STATE:-/var/lib/vlaunch}" 2>/dev/null && for log in */engine.log; do
   name=${log%/*}
-  if [ -f "$log" ] && [ "${1:-$name}" = "$name" ]; then show "$name" "$log"; fi
+  case ${1:-$name} in "$name" | "${name%%.*}") [ ! -f "$log" ] || show "$name" "$log" ;; esac
 done
 if [ -z "$1" ] && cd "${VLAUNCH_RAY_LOGS:-/tmp/ray/session_latest/logs}" 2>/dev/null; then
   for log in $(ls -t job-driver-batch-*.log 2>/dev/null | head -n 3); do

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Tell what probe.sh tells, and then what the node is made of; it changes nothing.
+# Print the output of probe.sh, then the node's hardware and settings. Changes nothing.
 #
-# Arguments: as for probe.sh. Standard input: the launcher's clock as it sent this, in seconds since
-# 1970. That is read before anything else, for it ages, and after it no program may read what is
-# left there.
+# Arguments: as for probe.sh. Standard input: the launcher's clock when it sent this, in seconds
+# since 1970. It is read first, because it ages; the rest of standard input is closed to all
+# programs.
 #
-# Files of sysfs are printed as `path:value` by one `grep` a group, because a node has hundreds of
-# them, and a process for each is slow.
+# One `grep` per group prints files of sysfs as `path:value`: a node has hundreds of them, and a
+# process for every file is slow.
 #
-# shellcheck disable=SC2016 # what is quoted is for the shell of a part
-# shellcheck disable=SC2086,SC2154 # addresses are words; probe.sh sets them
+# shellcheck disable=SC2016 # the quoted code runs in a part's own shell
+# shellcheck disable=SC2086,SC2154 # addresses contain no blanks; probe.sh sets the variables
 
 sent=$(timeout -k 1 2 head -n1) now=$(date +%s.%N)
 exec </dev/null
@@ -28,10 +28,10 @@ modules='^(nvidia|nv_peer|gdrdrv|mlx|ib_|rdma|irdma|bnxt|efa|iw_|amdgpu|peer)[^ 
 sh_c modules '[ ! -r /proc/modules ] || grep -oE "$1" /proc/modules' "$modules"
 sh_c xid "$(cat ./survey_xid.sh)"
 if command -v nvidia-smi >/dev/null 2>&1; then
-  # Its fields: `nvidia-smi --help-query-gpu`.
+  # Fields: `nvidia-smi --help-query-gpu`.
   fields=index,ecc.errors.uncorrected.volatile.total,display_active,mig.mode.current
   part gpustate nvidia-smi "--query-gpu=$fields" --format=csv,noheader,nounits
-  # The card may be wedged: what has not answered once is not asked three times more.
+  # Do not query a hung GPU three more times.
   if [ "$answers" != 124 ]; then
     part topo nvidia-smi topo -m
     sh_c fabric "$(cat ./survey_fabric.sh)"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print the kernel that the node's next start takes, and whether NVIDIA's driver is built for it.
+# Print the kernel that the node will boot next, and whether NVIDIA's driver is built for it.
 #
-# shellcheck disable=SC2010 # names of kernels are words
+# shellcheck disable=SC2010 # kernel names contain no blanks
 
 newest=$(ls /boot/vmlinuz-* 2>/dev/null | grep -v rescue | sort -V | tail -n 1)
 newest=${newest##*/vmlinuz-}

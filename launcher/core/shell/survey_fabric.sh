@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tell of NVIDIA's NVSwitches whether there are some, what each GPU says of their fabric, and how the
-# service that sets it up is.
+# Print NVIDIA's NVSwitches, the fabric state of every GPU, and the state of the Fabric Manager
+# service.
 
 for each in /dev/nvidia-nvswitch[0-9]*; do [ ! -e "$each" ] || printf "switch %s\n" "$each"; done
 nvidia-smi --query-gpu=fabric.state --format=csv,noheader 2>/dev/null | sed "s/^/state /"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Print whether files in /dev/shm end with a login's session, and whether this one's lingers.
+# Print whether logind removes files in /dev/shm at the end of a session, and whether this user
+# lingers.
 
 command -v loginctl >/dev/null || exit 127
 for each in /usr/lib/systemd/logind.conf /etc/systemd/logind.conf \

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print what the kernel says of each network card.
+# Print driver and speed of every network interface.
 #
-# shellcheck disable=SC2035 # no device's name begins with a dash
+# shellcheck disable=SC2035 # no device name begins with a dash
 
 cd /sys/class/net || exit
 grep -H "" */speed 2>/dev/null

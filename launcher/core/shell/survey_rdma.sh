@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print what the kernel says of each RDMA device: its ports, their GIDs, where it is plugged in.
+# Print every RDMA device's model, ports, GIDs, NUMA node and network interfaces.
 #
-# shellcheck disable=SC2035 # no device's name begins with a dash
+# shellcheck disable=SC2035 # no device name begins with a dash
 
 cd /sys/class/infiniband 2>/dev/null || exit 0
 grep -H "" */hca_type */board_id */device/numa_node */ports/*/state */ports/*/phys_state \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print a node's operating system, kernel, processors and memory, as `name=value`.
+# Print a node's operating system, kernel, CPUs and memory, as `name=value`.
 
 . /etc/os-release 2>/dev/null; printf "system=%s\n" "$PRETTY_NAME"
 printf "kernel=%s\nuid=%s\ncpus=%s\n" "$(uname -r)" "$(id -u)" "$(nproc 2>/dev/null)"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Print the kernel's last words about faults of NVIDIA cards; ends with 9 where they may not be
-# read.
+# Print the kernel's last messages about NVIDIA GPU faults; exit with 9 if the user may not read the
+# kernel's log.
 
 log=$(dmesg 2>/dev/null) || log=$(journalctl -k -b -q --no-pager 2>/dev/null) || exit 9
 [ -n "$log" ] || exit 9

@@ -149,5 +149,5 @@ def _require_valid(kind: str, ids: Iterable[str], valid: Collection[str]) -> Non
     raise RequestError(
         f"there is no {kind} `{unknown[0]}`"
         + (f"; did you mean `{similar[0]}`?" if similar else ""),
-        hint=f"{kind}s: {', '.join(valid)}",
+        hint="`vlaunch check --list` shows all checks and groups",
     )

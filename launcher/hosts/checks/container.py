@@ -20,6 +20,7 @@ from launcher.hosts.check import (
 )
 from launcher.hosts.container_view import ContainerView
 from launcher.tools import symptoms
+from launcher.tools.supported_versions import judge_support
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
 _RECREATE = "run `vlaunch down` and `vlaunch up`"
@@ -241,6 +242,19 @@ def _uniform_version(
     return uniform_value(value, differs, lambda host, version: passed(host, f"{program} {version}"))
 
 
+def _judge_supported(evidence: Evidence) -> Sequence[Finding]:
+    """Judge the versions of vLLM and Ray by those that vlaunch was checked with."""
+    findings: list[Finding] = []
+    for host in evidence.reached:
+        inside = _container_view(host)
+        if isinstance(inside, Finding):
+            findings.append(inside)
+            continue
+        versions = judge_support(inside.vllm, inside.ray, node=host.name)
+        findings += versions or [skipped(host, "the container has neither vLLM nor Ray")]
+    return findings
+
+
 CHECKS = (
     Check(
         id="rdma-container",
@@ -283,6 +297,14 @@ CHECKS = (
         what="the image is the same on every node",
         why="a tag can move between two pulls, and mixed builds fail with misleading errors",
         judge=_judge_image,
+        group="image",
+        needs=("docker",),
+    ),
+    Check(
+        id="supported-versions",
+        what="the versions of vLLM and Ray are ones that vlaunch was checked with",
+        why="flags, log lines and metrics, which vlaunch relies on, change between versions",
+        judge=_judge_supported,
         group="image",
         needs=("docker",),
     ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
 from launcher.hosts.check import (
@@ -18,10 +16,10 @@ from launcher.hosts.check import (
 )
 from launcher.tools.host import DEADLINE
 from launcher.tools.survey import Survey
+from launcher.upstream.entries import is_version, version_range
 
 # SELinux types that containers may access, by current and former name (container-selinux).
 _CONTAINER_LABELS = ("container_file_t", "svirt_sandbox_file_t", "nfs_t", "cifs_t", "fusefs_t")
-_MIN_VERSION = (19, 3)  # the first with `--gpus`
 _COPY_ON_WRITE = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
 # Messages of sudo 1.8 to 1.9.
 _PASSWORD_MESSAGES = (
@@ -191,14 +189,14 @@ def _judge_gpu_runtime(host: Host) -> Finding | None:
 
 
 def _judge_version(host: Host) -> Finding:
-    version = host.facts.docker_version
-    match = re.match(r"(\d+)\.(\d+)", version or "")
-    if match is None:
+    version, supported = host.facts.docker_version or "", version_range("docker")
+    if not is_version(version):
         return skipped(host, f"Docker's version cannot be read: {version or 'it did not answer'}")
-    if (int(match[1]), int(match[2])) < _MIN_VERSION:
+    if reasons := supported.reasons(version):
         return failed(
             host,
-            f"Docker {version} is older than 19.03, the first with `--gpus`",
+            f"Docker {version} is older than {supported.broken_below}",
+            evidence="; ".join(reasons),
             fix="install a current Docker Engine: https://docs.docker.com/engine/install/",
         )
     return passed(host, f"Docker {version}")
@@ -321,7 +319,7 @@ CHECKS = (
     Check(
         id="docker-version",
         what="the Docker version is supported",
-        why="GPUs are exposed with `docker run --gpus`",
+        why="containers are started with `docker run --gpus` and `--pull`",
         judge=per_host(_judge_version),
         group="docker",
         needs=("docker",),

@@ -100,7 +100,7 @@ def _judge_absent(node: Node, model: str) -> Finding:
             f"has no {model}, and HF_HUB_OFFLINE prevents the download",
             fix=(
                 f"run `vlaunch model pull {model}`, or copy it from this machine with `vlaunch"
-                f" model copy {model} --here`, or remove HF_HUB_OFFLINE"
+                f" model copy {model} --local`, or remove HF_HUB_OFFLINE"
             ),
         )
     return skipped(node, f"{model} is on no node yet: `vlaunch serve` downloads it to each node")

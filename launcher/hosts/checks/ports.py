@@ -43,7 +43,12 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.probe: "network check",
         **(rendezvous if serve.backend == "mp" and len(inventory.nodes) > 1 else {}),
     }
-    return {**({} if inventory.ray.off else common), **(head if node.head else {})}
+    front = inventory.front if node in inventory.front_nodes else None
+    return {
+        **({} if inventory.ray.off else common),
+        **(head if node.head else {}),
+        **({front.port: "the front", front.metrics: "the front's metrics"} if front else {}),
+    }
 
 
 def _judge_ports(host: Host) -> Finding | None:
@@ -61,10 +66,10 @@ def _judge_ports(host: Host) -> Finding | None:
         node,
         "port "
         + ", ".join(f"{port} ({conflicts[port]})" for port in sorted(conflicts))
-        + " is taken",
+        + " is in use",
         fix=(
             f"find its process with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, or choose"
-            " others under `ports:` in the inventory"
+            " others under `ports:` or `front:` in the inventory"
         ),
     )
 
@@ -79,6 +84,9 @@ def _own_ports(host: Host) -> set[int]:
         for option, value in pairwise(container.argv)
         if option.endswith("port") and _PORT.fullmatch(value)
     }
+    front = host.inventory.front
+    if front is not None and any(container.role == "front" for container in running):
+        ports_in_use |= {front.port, front.metrics}
     if any(container.role == "head" for container in running):
         # Servers and batch jobs may use these, without a trace in the container's argv; `serve`
         # checks them again.

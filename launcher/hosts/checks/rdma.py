@@ -370,7 +370,7 @@ CHECKS = (
         judge=_judge_unused,
         group="rdma",
         skip_reason=lambda inventory: (
-            "" if inventory.fabric == "ethernet" else "network: fabric says to use RDMA"
+            "" if inventory.fabric == "ethernet" else "`fabric:` already selects RDMA"
         ),
     ),
     Check(

@@ -70,7 +70,7 @@ def _header_lines(discovery: Discovery) -> Iterator[str]:
         "# Written by `vlaunch init` with its choices and the reasons. `vlaunch check` checks the"
         " hosts;"
     )
-    yield "# inventory/example.yaml explains every key."
+    yield "# `vlaunch schema` describes every key."
     yield "#"
     yield from _comment_lines(discovery.summary)
     if discovery.warnings:

@@ -16,12 +16,13 @@ from launcher.hosts.discovery.host_descriptions import (
 from launcher.hosts.discovery.local_assets import Home
 from launcher.hosts.discovery.shape import HF_HOME, Choice, ScannedHost
 
-VLLM = "v0.32.0"
-# https://docs.vllm.ai/en/stable/deployment/docker/: one repository per platform.
+VLLM = "v0.33.0"
+# https://docs.vllm.ai/en/stable/deployment/docker/: one repository per platform. For CPUs it is
+# the release that runs on lab hosts.
 _IMAGES: dict[Accelerator, str] = {
     "nvidia": f"vllm/vllm-openai:{VLLM}",
     "amd": f"vllm/vllm-openai-rocm:{VLLM}",
-    "cpu": f"vllm/vllm-openai-cpu:{VLLM}",
+    "cpu": "vllm/vllm-openai-cpu:v0.32.0",
 }
 # Required by CUDA 13, which images without a suffix use
 _CUDA_13 = 580

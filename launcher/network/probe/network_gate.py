@@ -19,11 +19,13 @@ from typing import Any
 import network
 import network_links
 
+from launcher import upstream
+
 LEVELS = ("any", "rdma", "gdrdma")
 MAX_LOG_LINES = 200  # lines of NCCL's log
 TORCH_TIMEOUT = 120.0  # seconds to import torch, once all pods run
-_LINK = re.compile(r"(?:Channel|Ring) .* via (.+)")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
+_LINK = re.compile(upstream.text("nccl.channel-path"))
+_PROVIDER = re.compile(upstream.text("nccl.libfabric-provider"))
 
 
 def judge(report: dict[str, Any], require: str, log: str) -> list[str]:

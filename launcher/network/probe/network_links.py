@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
+from launcher import upstream
+
 Kind = Literal["TCP", "RDMA", "GPUDirect", "MNNVL"]
 KINDS: tuple[Kind, ...] = ("TCP", "RDMA", "GPUDirect", "MNNVL")  # worst first
 KIND_LEVELS: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
@@ -27,9 +29,9 @@ KIND_LEVELS: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
 }
 # Device, `(rank of the proxy)`, `/GDRDMA`, `(PCI)`, `/Shared`. A plugin's name may hold spaces, a
 # device is always a number.
-_NET = re.compile(r"NET/([^/]{1,64})/(\d{1,6})(?:\(\d{1,9}\))?(/GDRDMA)?")
-_NET_BARE = re.compile(r"NET/([^/\s]{1,64})(/GDRDMA)?(?=\s|$)")
-_LOCAL = re.compile(r"(P2P|SHM|NVLS)\b|direct (shared) memory")
+_NET = re.compile(upstream.text("nccl.path-network"))
+_NET_BARE = re.compile(upstream.text("nccl.path-network-bare"))
+_LOCAL = re.compile(upstream.text("nccl.path-local"))
 _SOCKET = re.compile(r"(?:fast)?socket", re.IGNORECASE)
 _LIBFABRIC = re.compile(r"(?:aws[ _-]?)?(?:libfabric|ofi)\b.*", re.IGNORECASE)
 _OVER_SOCKETS = ("tcp", "sockets", "udp", "net")
@@ -40,7 +42,7 @@ def parse_path(path: str) -> tuple[str, int | None, bool, str]:
     """Return the network, device, GPUDirect, and the kind of a link inside a node."""
     if (net := _NET.match(path)) is not None:
         return net[1].strip(), int(net[2]), net[3] is not None, ""
-    if path.startswith("P2P/MNNVL"):
+    if path.startswith(upstream.text("nccl.path-mnnvl")):
         return "MNNVL", None, False, ""
     if (near := _LOCAL.match(path)) is not None:
         return "", None, False, near[1] or "SHM"

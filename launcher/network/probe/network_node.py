@@ -16,20 +16,22 @@ import resource
 import socket
 from collections.abc import Mapping
 
+from launcher import upstream
+
 NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
 # PCI codes (pci.ids): NVIDIA and AMD; displays, and accelerators without one.
 GPU_VENDORS, GPU_CLASSES = ("0x10de", "0x1002"), ("0x03", "0x12")
 LOG_LIMIT = 2_000_000
 _RELEVANT = re.compile(
-    r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL"
-    r" version|commId|GPU ?Direct|GDR"
-    r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed"
+    upstream.text("nccl.channel-line")
+    + r"|Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL version|commId|GPU ?Direct"
+    r"|GDR|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed"
     r" out|[Pp]lugin|OOB "
 )
-_LINK = re.compile(r"Channel .* via ")
+_LINK = re.compile(upstream.text("nccl.channel-line"))
 _ONCE = re.compile(
-    r"NET/.* : Using|Using network|Bootstrap ?: Using|set by environment|GPU Direct RDMA|NCCL"
-    r" version|WARN"
+    upstream.any_of("nccl.bootstrap", "nccl.using-network")
+    + r"|NET/.* : Using|set by environment|GPU Direct RDMA|NCCL version|WARN"
 )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
+from launcher import upstream
 from launcher.agent.task import ModelTask
 
 _CONNECT_TIMEOUT = 5.0  # seconds for a connection, or the list of models
@@ -37,7 +38,9 @@ class LoadTarget:
         connection = HTTPConnection(self.host, self.port, timeout=_CONNECT_TIMEOUT)
         with contextlib.closing(connection):
             try:
-                connection.request("GET", "/v1/models", headers=dict(self.headers))
+                connection.request(
+                    "GET", upstream.text("vllm.route-models"), headers=dict(self.headers)
+                )
                 answer = json.loads(connection.getresponse().read(1 << 20))
                 return str(answer["data"][0]["id"])
             except (HTTPException, KeyError, IndexError, TypeError) as error:

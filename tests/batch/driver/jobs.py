@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.batch.driver import job as jobs
 from launcher.batch.driver import rows, survey
+from launcher.batch.driver.bitmap import RowSet, row_numbers
+from launcher.batch.driver.manifest import Manifest, Split
 
 
 def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
-    """Create a job in `folder/work` that reads some files; `read`, `write`, … are merged into a
-    minimal one.
-    """
+    """Create a job in `folder/work` for some files; changes are merged into a minimal one."""
     work = folder / "work"
     plain: dict[str, Any] = {
         "version": 1,
@@ -45,12 +46,33 @@ def surveyed(spec: jobs.Job) -> survey.Manifest:
     return survey.survey_input(spec, lambda _: None)
 
 
+def bitmap(*numbers: int, first: int) -> bytes:
+    """Return the bitmap of row numbers that begins with the byte of row `first`."""
+    start = first // 8 * 8
+    bits = sum(1 << number - start for number in numbers)
+    return bits.to_bytes((max(numbers) - start) // 8 + 1, "little")
+
+
+def all_rows(split: Split) -> bytes:
+    """Return the bitmap of all rows of a split."""
+    return RowSet(split.last + 1).missing(split.first, split.last)
+
+
+def pending_rows(manifest: Manifest, pending: Mapping[int, bytes]) -> list[int]:
+    """Return the numbers of pending rows, which are bitmaps by split."""
+    return [
+        number
+        for split in manifest.splits
+        for number in row_numbers(pending.get(split.index, b""), split.first)
+    ]
+
+
 def read_all(spec: jobs.Job) -> list[dict[str, Any]]:
     """Return the rows of a job's input in order, unpickled."""
     manifest = surveyed(spec)
     results = []
     for split in manifest.splits:
-        for row in rows.read_split(spec, manifest, split, [(split.first, split.last)]):
+        for row in rows.read_split(spec, manifest, split, all_rows(split)):
             opened = {
                 name: pickle.loads(row[name]) if row[name] else None for name in ("_data", "_keep")
             }
@@ -67,7 +89,7 @@ def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, A
 
 
 def errors(results: list[dict[str, Any]]) -> list[str]:
-    """Return the error of each row; empty for a good one."""
+    """Return every row's error; empty for a valid one."""
     return [row["_error"] for row in results]
 
 

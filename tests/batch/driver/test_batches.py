@@ -25,7 +25,7 @@ def rows(count: int) -> list[dict[str, int]]:
 
 
 def test_a_good_batch_takes_a_single_call() -> None:
-    """Nothing is tried twice."""
+    """Without repetitions."""
     calls: list[int] = []
     assert batches.bisect_failures(rows(3), calling(set(), calls), []) == [
         {"twice": 0},
@@ -36,7 +36,7 @@ def test_a_good_batch_takes_a_single_call() -> None:
 
 
 def test_only_the_rows_at_fault_become_errors() -> None:
-    """Each with the last line of its own exception; their neighbours are answered, in order."""
+    """With the last line of their own exception; other rows are answered, in order."""
     answers = batches.bisect_failures(rows(64), calling({5, 40}, []), [])
     assert {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)} == {
         5: "ValueError: cannot do [5]",
@@ -45,7 +45,7 @@ def test_only_the_rows_at_fault_become_errors() -> None:
     assert answers[41] == {"twice": 82}
 
 
-def test_finding_bad_rows_is_bounded() -> None:
+def test_bisection_is_bounded() -> None:
     """A batch of n bad rows takes 2n - 1 calls at most; one bad row of 64 takes thirteen."""
     calls: list[int] = []
     batches.bisect_failures(rows(64), calling(set(range(64)), calls), [])
@@ -56,7 +56,7 @@ def test_finding_bad_rows_is_bounded() -> None:
 
 
 def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
-    """The job must end: halving would only repeat it for every row."""
+    """The job must fail: bisection would only repeat it for every row."""
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
         return batches.to_answers([1] * len(part), len(part))
@@ -66,7 +66,7 @@ def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
 
 
 def test_a_batch_too_large_for_memory_is_halved_and_reported_once() -> None:
-    """The rows are answered; the note names the setting. A row that alone does not fit is an
+    """The rows are answered; the note names the setting. A single row that does not fit is an
     error.
     """
 
@@ -86,8 +86,8 @@ def test_a_batch_too_large_for_memory_is_halved_and_reported_once() -> None:
     )
 
 
-def test_a_row_that_ends_the_interpreter_is_an_error_row() -> None:
-    """`exit()` in users' code is one more way to fail on a row."""
+def test_exit_is_an_error_row() -> None:
+    """`exit()` in users' code is another exception."""
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
         raise SystemExit(3)
@@ -105,7 +105,7 @@ def test_device_errors_differ_from_out_of_memory() -> None:
 
 
 def test_answers_are_split_by_row() -> None:
-    """A dict of lists, of things with `tolist`, or what has columns in another way."""
+    """A dict of lists, of arrays with `tolist`, or another type with columns."""
 
     class Column:
         dtype = None
@@ -138,13 +138,13 @@ def test_answers_are_split_by_row() -> None:
         ({"a": {"x": 1, "y": 2}}, "the code returned dict as `a`, not a value for each row"),
     ],
 )
-def test_columns_that_do_not_fit_the_rows_say_so(batch: Any, expected: str) -> None:
+def test_columns_of_another_length(batch: Any, expected: str) -> None:
     """The reason names the column."""
     with pytest.raises(ValueError, match="^" + expected + "$"):
         batches.to_answers(batch, 2)
 
 
-def test_no_columns_at_all_is_no_batch() -> None:
+def test_an_empty_batch_is_an_error() -> None:
     """An empty dict would lose every row."""
     with pytest.raises(batches.NotABatch, match="no columns"):
         batches.to_answers({}, 2)

@@ -35,9 +35,7 @@ def budgeted(**changes: Any) -> Budget:
 
 
 def test_only_replicas_are_counted() -> None:
-    """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no
-    place.
-    """
+    """Without actors of a preprocess stage or of Ray Data itself; an ID of all f is no node."""
     result = budget.count_replicas(
         {
             "1": actor("ALIVE", restarts=1),
@@ -53,8 +51,8 @@ def test_only_replicas_are_counted() -> None:
     assert result.processes == {"1": ("a1", 7)}
 
 
-def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
-    """A loop is one that finishes nothing: rows in between give new patience."""
+def test_restarts_without_a_finished_row_fail_the_job() -> None:
+    """A finished row resets the count."""
     watched = budgeted()
     assert watched.judge(1, 10, ReplicaCounts(ready=1, restarts=0)) is None
     assert watched.judge(2, 10, ReplicaCounts(ready=1, restarts=2)) is None
@@ -65,10 +63,8 @@ def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
     assert ended.message == "replicas were restarted 3 times and no row was finished in between"
 
 
-def test_silence_ends_the_job_once_a_replica_is_up() -> None:
-    """Counted from the last row, or from when the first replica was ready: loading does not
-    count.
-    """
+def test_the_stall_limit() -> None:
+    """From the last row, or from the first ready replica: loading does not count."""
     watched = budgeted()
     assert watched.judge(1_000, 0, ReplicaCounts(placed=1)) is None
     assert watched.judge(1_010, 0, ReplicaCounts(ready=1)) is None
@@ -79,8 +75,8 @@ def test_silence_ends_the_job_once_a_replica_is_up() -> None:
     assert ended.message == "no row was finished for 60 seconds"
 
 
-def test_loading_has_a_patience_of_its_own() -> None:
-    """Long, but not without end."""
+def test_loading_has_its_own_limit() -> None:
+    """A long one."""
     watched = budgeted()
     assert watched.judge(5_000, 0, ReplicaCounts(waiting=1)) is None
     assert watched.judge(9_000, 0, ReplicaCounts(placed=1)) is None
@@ -90,8 +86,8 @@ def test_loading_has_a_patience_of_its_own() -> None:
     assert ended.message == "no replica was ready within 120 minutes"
 
 
-def test_replicas_that_wait_for_the_last_ones_place_do_not_load() -> None:
-    """They hold their places behind the gate; what another job holds may take days to come."""
+def test_replicas_at_the_gate_do_not_count_as_loading() -> None:
+    """They keep their GPUs; those of the last replica may be used by another job for days."""
     watched = budgeted(least=2)
     assert watched.judge(0, 0, ReplicaCounts(placed=1, waiting=1)) is None
     assert watched.judge(2 * budget.LOAD_TIMEOUT, 0, ReplicaCounts(placed=1, waiting=1)) is None
@@ -99,8 +95,8 @@ def test_replicas_that_wait_for_the_last_ones_place_do_not_load() -> None:
     assert watched.judge(3 * budget.LOAD_TIMEOUT + 1, 0, ReplicaCounts(placed=2)) is not None
 
 
-def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
-    """No row is handed out before: one that is ready waits for one that loads."""
+def test_the_stall_limit_applies_once_all_replicas_are_up() -> None:
+    """Ready replicas get no rows while others load."""
     watched = budgeted(least=2)
     assert watched.judge(100, 0, ReplicaCounts(ready=1, placed=1)) is None
     assert watched.judge(1_000, 0, ReplicaCounts(ready=1, placed=1)) is None
@@ -117,8 +113,8 @@ def test_waiting_for_room_may_take_days() -> None:
     assert ended.message == "no resources were free for a replica within 7 days"
 
 
-def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
-    """Amounts that are free and in all, and the holders by name, each once."""
+def test_a_waiting_job_reports_the_shortage() -> None:
+    """Free and total amounts, and the users by name, without repetition."""
     text = budget.describe_shortage(
         {"GPU": 2.0, "CPU": 1.0},
         2,
@@ -134,7 +130,7 @@ def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
 
 
 def test_an_impossible_demand_is_reported() -> None:
-    """No other job holds it: the cluster lacks it."""
+    """No other job uses it: the cluster does not have it."""
     text = budget.describe_shortage(
         {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
     )
@@ -205,7 +201,7 @@ def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_the_clock_goes_on_while_ray_says_nothing(
+def test_limits_apply_while_ray_is_silent(
     watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent store is no reason to wait forever."""
@@ -225,7 +221,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
     assert watch.verdict.message.startswith("no row was finished")
 
 
-def test_a_question_that_ray_does_not_answer_is_not_waited_for(
+def test_an_unanswered_query_does_not_block(
     watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock continues; the query is not repeated, and a late answer counts."""
@@ -255,7 +251,7 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
 
 
 def test_the_verdict_is_final_and_carries_the_cause(watch: budget.ReplicaMonitor) -> None:
-    """The first reason stands, with what Ray says of the dead."""
+    """The first reason stays, with Ray's message about the dead replica."""
     watch.update(ReplicaCounts(ready=1))
     watch.update(ReplicaCounts(waiting=1, restarts=1, causes=("the worker crashed",)))
     verdict = watch.verdict

@@ -1,4 +1,4 @@
-"""Replicas that wait for each other before they take rows."""
+"""Replicas that wait for one another before they accept rows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_replicas_wait_together_and_a_late_arrival_passes() -> None:
     assert sorted(asyncio.run(asyncio.wait_for(arrivals(), 10))) == ["again", "first", "second"]
 
 
-def test_a_single_replica_continues_after_the_patience() -> None:
-    """The other node may have died: the gate opens `patience` seconds after the last arrival."""
+def test_the_gate_opens_after_a_timeout() -> None:
+    """The other node may be dead: `patience` seconds after the last arrival."""
 
     async def arrivals() -> tuple[list[bool], bool]:
         gate = cluster.StartGate(3, patience=0.1)

@@ -1,4 +1,4 @@
-"""Kept columns: their types, and values that fit them or do not."""
+"""Types of copied columns, and values of other types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.batch.driver.jobs import errors, of
 
 
 def test_values_must_fit_their_columns(tmp_path: Path) -> None:
-    """A later value of another type is an error row that says what to write."""
+    """A later value of another type is an error row with the remedy."""
     data = (
         b"".join(b'{"score": %d}\n' % n for n in range(1100))
         + b'{"score": "high"}\n{"score": null}\n{}\n{"score": 2.5}\n'
@@ -46,10 +46,10 @@ def test_values_must_fit_their_columns(tmp_path: Path) -> None:
         ("number", "", None),
     ],
 )
-def test_declared_types_change_what_can_be_changed(
+def test_declared_types_convert_values(
     tmp_path: Path, declared: str, value: Any, expected: Any
 ) -> None:
-    """A cell of a CSV is text: it becomes a number where one is declared."""
+    """A CSV cell is text: it becomes a number in a numeric column."""
     rows = of(
         tmp_path,
         "a.jsonl",
@@ -75,8 +75,8 @@ def test_declared_types_change_what_can_be_changed(
         ("integer", "9" * 99),
     ],
 )
-def test_declared_types_refuse_the_rest(tmp_path: Path, declared: str, value: Any) -> None:
-    """The reason names the column, what it holds and what was declared."""
+def test_other_values_are_rejected(tmp_path: Path, declared: str, value: Any) -> None:
+    """The reason names the column, its value and its declared type."""
     rows = of(tmp_path, "a.jsonl", json.dumps({"c": value}).encode(), keep={"c": declared})
 
     assert rows[0]["_error"].startswith("column c holds ")

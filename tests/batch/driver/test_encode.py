@@ -1,4 +1,4 @@
-"""Rows as the lines and columns that are written."""
+"""Rows as written lines and columns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from launcher.batch.driver.storage import open_location
 from tests.batch.driver.jobs import failed, job
 
 
-def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
-    """An error of vLLM or a class may contain the whole prompt."""
+def test_long_reasons_are_cut(tmp_path: Path) -> None:
+    """An error of vLLM or of a class may contain the whole prompt."""
     (line,) = encode.error_lines(
         job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]
     ).splitlines()
     assert json.loads(line)["reason"] == "x" * 2000
 
 
-def test_an_id_nested_too_deep_for_json_costs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_too_deep_for_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is an error row all the same, with its reason."""
     deep: list[Any] = []
     for _ in range(100_000):
@@ -41,7 +39,7 @@ def test_an_id_nested_too_deep_for_json_costs_no_file(
 
 
 def embedded(number: int, *vector: float) -> dict[str, Any]:
-    """Return a row with its vector, as a replica yields it."""
+    """Return a row with its vector, as from a replica."""
     columns = {"embedding": array.array("f", vector).tobytes(), "prompt_tokens": 3}
     return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **columns}
 
@@ -71,7 +69,7 @@ def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:
 
 
 def test_vectors_are_lists_in_json(tmp_path: Path) -> None:
-    """As they are, and no bytes."""
+    """Not bytes."""
     encoded = encoder(tmp_path, "jsonl").encode([embedded(1, 0.5, -2)])
 
     assert json.loads(encoded.data) == {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3}

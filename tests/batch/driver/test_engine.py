@@ -63,14 +63,14 @@ def prepared(spec: Any, *columns: dict[str, Any] | None, **changes: str) -> list
 
 
 def error(spec: Any, columns: dict[str, Any]) -> tuple[str, str]:
-    """Return the reason against a row's prompt, and its stage."""
+    """Return the reason of a row without a valid prompt, and its stage."""
     (result,) = prepared(spec, columns)
     return result["_stage"], result["_error"]
 
 
-def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
-    """Batches wait for their slowest row; within bounds, so that neither threads nor memory run
-    away.
+def test_the_number_of_rows_per_engine() -> None:
+    """Twice its concurrency, as batches wait for their slowest row; limited, to save threads and
+    memory.
     """
     assert engine.concurrency({"max_num_seqs": 256}, 64) == 8
     assert engine.concurrency({}, 64) == 32
@@ -78,8 +78,8 @@ def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
     assert engine.concurrency({"max_num_seqs": 4096}, 16) == 64
 
 
-def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
-    """Parallel sizes from the job; an engine of several GPUs has workers of Ray's."""
+def test_replicas_follow_the_job(tmp_path: Path) -> None:
+    """Parallel sizes from the job; an engine on several GPUs has Ray's workers."""
     spec = job(tmp_path, engine={"args": {"max_model_len": 512}})
     many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
 
@@ -96,7 +96,7 @@ def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
 
 
 def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
-    """One that has a group claims no GPU itself: its workers do."""
+    """With a group it claims no GPU itself: its workers do."""
     spec = job(tmp_path)
     many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
     claims = engine.replica_claims(many)
@@ -123,7 +123,7 @@ class Dataset:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray Data's pools are what they are made of."""
+    """Replacement of Ray Data's pools."""
     ray, data = ModuleType("ray"), ModuleType("ray.data")
     data.ActorPoolStrategy = data.TaskPoolStrategy = dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -136,7 +136,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pools")
 def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> None:
-    """Neither holds more than half, and no more run at once than it holds, each in a thread."""
+    """A replica gets at most half, and runs no more at once, in threads."""
     data = Dataset()
     spec = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
     engine.add_inference_stage(data, spec, 50, 200)
@@ -156,10 +156,8 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("pools")
-def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
-    """Replicas may have claimed all there is; what travels with each task does not grow with the
-    job's files.
-    """
+def test_the_prepare_stage_claims_nothing(tmp_path: Path) -> None:
+    """Replicas may have claimed all; the size of a task does not grow with the job's files."""
     data = Dataset()
     spec = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
     engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, 10**6, 4096))
@@ -171,8 +169,8 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     assert claimed == ({"size": 2}, {"num_cpus": 0})
 
 
-def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_path: Path) -> None:
-    """In their own order, and behind a stage that may take long over each, a batch is enough."""
+def test_prepared_batches_are_large_enough_to_sort(tmp_path: Path) -> None:
+    """After a slow stage, a batch suffices."""
     plain = job(tmp_path)
     in_input_order = job(tmp_path, engine={"order": "given"})
     slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
@@ -204,7 +202,7 @@ def test_few_small_rows_are_read_and_prepared_in_a_single_process(tmp_path: Path
 def test_few_rows_are_prepared_by_few_processes(
     tmp_path: Path, rows: int, replicas: int, processes: int
 ) -> None:
-    """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
+    """Their start takes seconds of CPU time while engines load; every replica needs one."""
     data = Dataset()
     spec = job(tmp_path, engine={"replicas": [replicas, replicas]})
     engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, rows, 4096))
@@ -214,7 +212,7 @@ def test_few_rows_are_prepared_by_few_processes(
 
 
 def test_vllm_tokenizes_text_prompts(tmp_path: Path) -> None:
-    """With special tokens, as for any prompt; input columns stay only in error rows."""
+    """With special tokens, as usual; input columns stay only in error rows."""
     (result,) = prepared(job(tmp_path), {"text": "hello"})
     assert (result["_prompt"], result["_tokens"], result["_error"]) == ("hello", b"", "")
     assert result["_raw"] == "hello"
@@ -222,10 +220,8 @@ def test_vllm_tokenizes_text_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", [{"column": "text"}, CHAT])
-def test_rows_whose_prompts_begin_alike_leave_together(
-    tmp_path: Path, prompt: dict[str, Any]
-) -> None:
-    """Each with its number, by its text or its tokens; a row that has no prompt among them."""
+def test_rows_with_a_common_prefix_stay_together(tmp_path: Path, prompt: dict[str, Any]) -> None:
+    """With their numbers, by text or tokens, beside a row without a prompt."""
     texts = ["b1", "a1", "", "b2", "a2"]
     by_name: dict[str, list[int]] = {}
     for how in ("prefix", "given"):
@@ -239,9 +235,9 @@ def test_rows_whose_prompts_begin_alike_leave_together(
     assert by_name == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
 
 
-def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:
-    """Missing, of another type, not text, or refused by the model's template: the engine never sees
-    it.
+def test_a_row_without_a_prompt_is_an_error_row(tmp_path: Path) -> None:
+    """Missing, of another type, not text, or rejected by the model's template: the engine never
+    gets it.
     """
     chat, plain = job(tmp_path, prompt=CHAT), job(tmp_path)
 
@@ -253,8 +249,8 @@ def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:
     assert "no such role" in error(chat, {"text": "refuse"})[1]
 
 
-def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> None:
-    """It may quote the row."""
+def test_unencodable_reasons(tmp_path: Path) -> None:
+    """They may quote the row."""
 
     def refuse(columns: dict[str, Any]) -> str:
         raise ValueError(columns["text"])
@@ -266,16 +262,14 @@ def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> No
     assert result["_error"] == "ValueError: half \\ud800"
 
 
-def test_a_row_that_failed_to_be_read_passes_by(tmp_path: Path) -> None:
-    """With its reason and its stage."""
+def test_unreadable_rows_pass_through(tmp_path: Path) -> None:
+    """With reason and stage."""
     (result,) = prepared(job(tmp_path), None, error="not JSON", stage="read")
     assert (result["_error"], result["_stage"], result["_raw"]) == ("not JSON", "read", "raw")
 
 
-def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would make an error of every row; and it is of the revision that the engine loads."""
+def test_a_missing_tokenizer_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all rows would fail; its revision is the engine's."""
     spec = job(tmp_path, prompt=CHAT, engine={"args": {"revision": "v2"}})
     messages: list[str] = []
 
@@ -293,7 +287,7 @@ def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
     assert messages == ["v2"]
 
 
-def test_a_process_makes_its_tokenizer_once(
+def test_a_process_loads_its_tokenizer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray Data unpickles a stage for every block; another job's tokenizer is not reused."""

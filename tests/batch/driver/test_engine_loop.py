@@ -1,6 +1,4 @@
-"""The engine's thread: every prompt has an output in its place, for any caller and order of
-completion.
-"""
+"""The engine's thread: outputs in the order of prompts, for any caller and order of completion."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ def test_outputs_are_in_the_order_of_the_prompts() -> None:
 
 
 def test_calls_of_many_threads_get_their_own_outputs() -> None:
-    """Their requests are in the engine together, and only its own thread touches it."""
+    """Their requests run together, and only the engine's thread uses it."""
     engine = Engine()
     with running(engine) as loop, ThreadPoolExecutor(8) as threads:
         requests = [[f"{call}-{row}" for row in range(50)] for call in range(40)]
@@ -95,8 +93,8 @@ def test_calls_of_many_threads_get_their_own_outputs() -> None:
     assert engine.threads == {"engine"}
 
 
-def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
-    """Rows that begin alike would be torn apart again."""
+def test_ordered_calls_are_not_mixed() -> None:
+    """Rows with a common prefix must stay together."""
     calls: list[str] = []
     started, mixed = threading.Event(), threading.Event()
 
@@ -104,7 +102,7 @@ def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
         calls.append(prompt)
         if prompt == "a1":
             started.set()
-            mixed.wait(0.2)  # the other call has the time to come in between
+            mixed.wait(0.2)  # enough time for the other call to interfere
         elif prompt == "b1":
             mixed.set()
         return prompt
@@ -121,7 +119,7 @@ def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
     assert calls == ["a1", "a2", "a3", "b1", "b2"]
 
 
-def test_a_prompt_that_is_refused_is_an_exception_in_its_place() -> None:
+def test_a_rejected_prompt_is_an_exception_in_its_place() -> None:
     """By the tokenizer or by the engine; the others are answered."""
     with running(Engine()) as loop:
         outputs = loop.answer(["ab", "wrong", None, "cd"])
@@ -131,23 +129,23 @@ def test_a_prompt_that_is_refused_is_an_exception_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["fatal", "last words"])
-def test_a_dead_engine_ends_its_process(prompt: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the reason in its log: rows that wait for it are handed out again elsewhere."""
+def test_a_dead_engine_exits_its_process(prompt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason in its log: its rows are assigned to other replicas."""
     ended = threading.Event()
     loop = EngineLoop(Engine(), "the parameters", str, end=ended.set)
-    asking = threading.Thread(target=loop.answer, args=[["one", prompt]], daemon=True)
-    asking.start()
+    caller = threading.Thread(target=loop.answer, args=[["one", prompt]], daemon=True)
+    caller.start()
 
     assert ended.wait(PATIENCE)
     loop.thread.join(PATIENCE)
-    assert asking.is_alive()  # no row is reported as failed
+    assert caller.is_alive()  # no row is reported as failed
     assert "Error" in capsys.readouterr().err
 
 
-def test_an_engine_that_was_killed_is_noticed_from_outside(
+def test_a_killed_engine_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its step never comes back. One that was shut down on purpose ends nothing."""
+    """Its step never returns. A deliberate shutdown does not count."""
     monkeypatch.setattr(engine_loop, "PULSE", 0.01)
     states, ended = [True, True, False], threading.Event()
     watch_process(lambda: states.pop(0) if len(states) > 1 else states[0], ended.set)
@@ -175,13 +173,13 @@ def test_requests_wait_for_the_shared_tokenizer() -> None:
 
 
 def test_only_a_dead_engine_is_fatal() -> None:
-    """By the name of what it raises, wherever vLLM has put the class."""
+    """By the name of its exception, in any module of vLLM."""
     assert is_engine_dead(EngineDeadError())
     assert not is_engine_dead(ValueError("the prompt is too long"))
 
 
-def test_vllm_notes_that_an_engines_process_is_gone() -> None:
-    """An engine in the same process has none."""
+def test_vllm_detects_an_exited_engine_process() -> None:
+    """An in-process engine has none."""
     core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
     llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
     before = engine_loop.is_alive(llm)

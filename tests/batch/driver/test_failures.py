@@ -55,21 +55,21 @@ from launcher.batch.driver.job import Failed
             "engine",
             "RuntimeError: Engine core initialization failed. See root cause above."
             " Failed core proc(s): {'EngineCore': -9}",
-            "an engine was killed during startup",
+            "the engine was killed",
             "dmesg",
         ),
         (
             "engine",
             "ValueError: Available memory on node 0 (11.53/16.21 GiB) on startup is less than"
             " desired CPU memory utilization (0.92, 14.92 GiB).",
-            "less host memory is free",
+            "free host memory is less",
             "gpu_memory_utilization",
         ),
         (
             "data-parallel",
             "ValueError: Free memory on device cuda:0 (70.2/79.1 GiB) on startup is less than"
             " desired GPU memory utilization (0.99, 78.3 GiB).",
-            "less GPU memory is free",
+            "free GPU memory is less",
             "gpu_memory_utilization",
         ),
         (
@@ -124,7 +124,7 @@ from launcher.batch.driver.job import Failed
     ],
 )
 def test_common_causes_are_recognised(mode: str, text: str, message: str, hint: str) -> None:
-    """Wherever in the traceback their line is."""
+    """Anywhere in the traceback."""
     problem = RuntimeError(f"Traceback (most recent call last):\n  File x\n{text}\nfurther advice")
     failed = failures.explain(problem, mode)
     assert message in failed.message
@@ -146,9 +146,7 @@ def test_an_unknown_failure_ends_with_its_last_line() -> None:
 
 
 def test_the_innermost_exception_is_the_message() -> None:
-    """With its process and node, where Ray says them; of what was raised here, the cause comes
-    last.
-    """
+    """With its process and node, if Ray has them; of local exceptions the cause comes last."""
     remote = (
         "ray::MapWorker(MapBatches(Mine)).__init__() (pid=7, ip=10.0.0.2, actor_id=1)\n  File"
         " a\nKeyError: 'x'\n\nDuring handling of the above exception, another exception"
@@ -166,7 +164,7 @@ def test_the_innermost_exception_is_the_message() -> None:
 
 
 def test_an_explained_failure_stays_unchanged() -> None:
-    """Also inside what Ray wraps around a task's exception."""
+    """Also inside Ray's wrapper of a task's exception."""
     inner = Failed("rows.jsonl changed while it was read", "12 bytes", "run it again")
     outer = RuntimeError("a task failed")
     outer.cause = inner  # type: ignore[attr-defined]  # as Ray keeps it
@@ -185,9 +183,7 @@ LOGS = Path(__file__).parents[2] / "fixtures" / "vllm"
     ],
 )
 def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str) -> None:
-    """Not the actors that Ray could not end afterwards, and not vLLM's last words, which only point
-    to it.
-    """
+    """Not the actors that Ray could not stop, and not vLLM's last line, which only points to it."""
     lines = failures.root_cause_lines((LOGS / f"{name}.log").read_text().splitlines())
 
     assert last in lines[-1]
@@ -196,10 +192,7 @@ def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str
 
 
 def test_an_exception_raised_from_the_first_adds_detail() -> None:
-    """Only that: what was raised in another traceback follows from it.
-
-    Without any exception there is no cause.
-    """
+    """Others are consequences. Without any exception the cause is unknown."""
     log = [
         "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] requests.HTTPError: 500 Server Error",
         "(Worker pid=7) ERROR 11-22 03:10:11 [x.py:1] ",

@@ -20,7 +20,7 @@ class VLLMValidationError(ValueError):
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampling parameters that know a temperature."""
+    """A fake of vLLM's sampling parameters."""
     vllm_module, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
 
     def parameters(temperature: float = 1.0, structured_outputs: Any = None) -> SimpleNamespace:
@@ -37,9 +37,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_sampling_parameters_are_vllms() -> None:
-    """Those that are objects there are made of what the job has; outputs come when they are
-    whole.
-    """
+    """Nested objects are created from the job's values; only final outputs are returned."""
     params = generation.sampling_params({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
 
     assert (params.temperature, params.structured_outputs) == (0.5, ("structured", {"regex": "a"}))
@@ -48,7 +46,7 @@ def test_sampling_parameters_are_vllms() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
-def test_sampling_parameters_that_vllm_refuses_fail_the_job() -> None:
+def test_rejected_sampling_parameters_fail_the_job() -> None:
     """They are wrong for every row."""
     with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
         generation.sampling_params({"temperature": -1})
@@ -61,8 +59,8 @@ def output(ended: str | None, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[first], **changes)
 
 
-def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
-    """Those of its prompt that vLLM had in its cache are counted beside them."""
+def test_the_fields_of_an_answer() -> None:
+    """Text, finish reason and tokens, with the prompt's cached tokens."""
     result = generation.answer_columns(output("length", num_cached_tokens=2))
 
     assert result == {
@@ -76,8 +74,8 @@ def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("ended", ["abort", "error"])
-def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
-    """It has text, but not all of it."""
+def test_an_aborted_request_has_no_answer(ended: str) -> None:
+    """It has partial text."""
     with pytest.raises(NoAnswer, match=f"vLLM aborted this request: {ended}"):
         generation.answer_columns(output(ended))
 

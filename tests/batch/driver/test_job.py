@@ -1,4 +1,4 @@
-"""`job.json` as the driver reads it."""
+"""`job.json`, parsed by the driver."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_a_job_is_read_whole(tmp_path: Path) -> None:
-    """Nested values have their types; it travels between processes; its folder is where it lies."""
+def test_a_complete_job(tmp_path: Path) -> None:
+    """Nested values have their types; it can be pickled; its folder is the file's."""
     (tmp_path / "job.json").write_text(json.dumps(WHOLE))
     result = jobs.read_job(str(tmp_path))
 
@@ -91,8 +91,8 @@ def test_a_job_is_read_whole(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(result)) == result
 
 
-def test_what_is_read_is_what_was_written() -> None:
-    """In the same order: `job.json` stays the same to the byte as long as the job does."""
+def test_a_job_survives_a_round_trip() -> None:
+    """In order: an unchanged job has an identical `job.json`."""
     expected = {name: value for name, value in WHOLE.items() if name != "later"}
     result = jobs.parse_job(WHOLE)
     spec = jobs.to_json(result)
@@ -111,7 +111,7 @@ def test_unneeded_keys_are_omitted() -> None:
 
 
 def test_a_minimal_job_has_every_default() -> None:
-    """Sections that another version left out, too."""
+    """For sections from other versions too."""
     least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}
     result = jobs.parse_job({**least, "read": {"sources": [], "format": "text"}})
 
@@ -131,8 +131,8 @@ def test_a_minimal_job_has_every_default() -> None:
         (json.dumps(WHOLE | {"data_parallel": {"size": 2}}), "does not describe a job"),
     ],
 )
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
-    """The hint: the same command writes the file again."""
+def test_an_invalid_job_is_rejected(tmp_path: Path, text: str | None, expected: str) -> None:
+    """The hint: the same command writes it again."""
     if text is not None:
         (tmp_path / "job.json").write_text(text)
 

@@ -1,4 +1,4 @@
-"""Ownership of a folder, counted rows, and recovery after a crash at any step of the writer."""
+"""Ownership of a folder, accounting of rows, and recovery after any crash of the writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.batch.driver.job import Job, Refused
 from launcher.batch.driver.manifest import Manifest
 from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.sink import Sink
-from tests.batch.driver.jobs import answered, failed, job, surveyed
+from tests.batch.driver.jobs import answered, failed, job, pending_rows, surveyed
 
 pytestmark = pytest.mark.processes
 
@@ -39,13 +39,11 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
 
 
 def run(spec: Job, manifest: Manifest) -> None:
-    """Act as a driver: answer every pending row, with an error for every fifth."""
+    """Play the driver: answer every pending row, with an error for every fifth."""
     book = ledger.recover(spec, manifest, spec.retry_errors)
     sink = Sink(spec, book, manifest, Tracker(spec))
-    for remaining in book.all_pending(manifest).values():
-        for first, last in remaining:
-            for number in range(first, last + 1):
-                sink.add([failed(number) if number % 5 == 0 else answered(number)])
+    for number in pending_rows(manifest, book.all_pending(manifest)):
+        sink.add([failed(number) if number % 5 == 0 else answered(number)])
     sink.close()
 
 
@@ -101,12 +99,18 @@ def crashing(
         whole(path, data)
         step()
 
-    whole = storage.write_synced
+    def one_by_one(folder: storage.Location, names: list[str]) -> None:
+        for name in names:
+            step()
+            delete(folder, [name])
+
+    whole, delete = storage.write_synced, ledger.delete_replaced
     with monkeypatch.context() as patch:
         patch.setattr(storage, "write_synced", halfway)
         patch.setattr(storage, "rename_synced", around(storage.rename_synced))
         patch.setattr(storage, "sync_folder", around(storage.sync_folder))
         patch.setattr(storage.Location, "delete", around(storage.Location.delete))
+        patch.setattr(ledger, "delete_replaced", one_by_one)
         patch.setattr(storage.os, "makedirs", around(os.makedirs))
         yield steps
 
@@ -115,13 +119,14 @@ def crash() -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("retry", [False, True])
+@pytest.mark.parametrize(("retry", "merged"), [(False, 1000), (True, 1000), (False, 3), (True, 2)])
 def test_a_crash_at_any_step_loses_no_row_and_doubles_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: bool, merged: int
 ) -> None:
-    """A second crash, while the next run puts things right, changes nothing either; at each moment
-    files are whole.
+    """Nor does a second crash during the recovery; files are complete at any time. The same while
+    the ledger's files are merged.
     """
+    monkeypatch.setattr(ledger, "MERGED_FILES", merged)
     for at in count(1):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -178,7 +183,7 @@ def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
 
 
 def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
-    """Not even those of error files that were deleted to be tried again."""
+    """Not even those of deleted error files."""
     spec, manifest = prepared(tmp_path)
     run(spec, manifest)
     before = {path.stem for path in (tmp_path / "out").glob("*/part-*.jsonl")}
@@ -192,10 +197,8 @@ def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
     complete(tmp_path / "out")
 
 
-def test_rows_are_accounted_for_once(tmp_path: Path) -> None:
-    """A row that comes again, in the same call or a later one, is dropped; so is one that does not
-    exist.
-    """
+def test_rows_count_once(tmp_path: Path) -> None:
+    """A repeated row is dropped, in one call or a later one; so is an unknown one."""
     spec, manifest = prepared(tmp_path)
     book = ledger.recover(spec, manifest)
 
@@ -203,11 +206,11 @@ def test_rows_are_accounted_for_once(tmp_path: Path) -> None:
     assert book.add("rows", [4, 4, 1, 5]) == [4, 5]
     assert book.add("errors", [5, 6, -1, ROWS]) == [6]
     assert (book.done, book.errors) == (5, 1)
-    assert book.pending(manifest.splits[0]) == [(0, 0), (7, ROWS - 1)]
+    assert pending_rows(manifest, book.all_pending(manifest)) == [0, *range(7, ROWS)]
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
-    """Its files are named and not touched."""
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
+    """Its files are named and unchanged."""
     spec, manifest = prepared(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
@@ -218,7 +221,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
-def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     """With the system's message."""
     spec, manifest = prepared(tmp_path)
     (tmp_path / "out").write_text("a file")
@@ -228,7 +231,7 @@ def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     assert "ot a directory" in raised.value.evidence
 
 
-def test_another_job_s_folder_is_refused(tmp_path: Path) -> None:
+def test_another_jobs_folder_is_rejected(tmp_path: Path) -> None:
     """Two jobs never write to one folder."""
     ledger.recover(*prepared(tmp_path))
     other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work2"))
@@ -237,8 +240,8 @@ def test_another_job_s_folder_is_refused(tmp_path: Path) -> None:
         ledger.recover(other, manifest)
 
 
-def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path) -> None:
-    """The answers that are there were made with other settings."""
+def test_a_changed_job_is_rejected_with_the_difference(tmp_path: Path) -> None:
+    """Existing answers came from other settings."""
     ledger.recover(*prepared(tmp_path))
     changed, manifest = prepared(
         tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2")
@@ -250,7 +253,7 @@ def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path)
     assert "--discard-results" in raised.value.hint
 
 
-def test_another_input_is_refused_even_when_the_work_folder_is_lost(tmp_path: Path) -> None:
+def test_another_input_is_rejected_without_the_work_folder(tmp_path: Path) -> None:
     """Row numbers would mean other rows."""
     spec, manifest = prepared(tmp_path)
     ledger.recover(spec, manifest)
@@ -261,7 +264,7 @@ def test_another_input_is_refused_even_when_the_work_folder_is_lost(tmp_path: Pa
         ledger.recover(spec, surveyed(spec))
 
 
-def test_answers_without_a_ledger_entry_are_refused(tmp_path: Path) -> None:
+def test_answers_without_a_ledger_entry_are_rejected(tmp_path: Path) -> None:
     """Their rows could be written twice."""
     spec, manifest = prepared(tmp_path)
     run(spec, manifest)
@@ -272,8 +275,8 @@ def test_answers_without_a_ledger_entry_are_refused(tmp_path: Path) -> None:
     assert "part-000001.jsonl" in raised.value.evidence
 
 
-def test_a_file_that_is_deleted_or_cut_is_done_again(tmp_path: Path) -> None:
-    """Its rows are pending; a half file does not stay."""
+def test_a_deleted_or_truncated_file_is_redone(tmp_path: Path) -> None:
+    """Its rows are pending; a partial file is removed."""
     spec, manifest = prepared(tmp_path)
     run(spec, manifest)
     first, second = sorted((tmp_path / "out" / "rows").iterdir())[:2]
@@ -284,20 +287,74 @@ def test_a_file_that_is_deleted_or_cut_is_done_again(tmp_path: Path) -> None:
     complete(tmp_path / "out")
 
 
-def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
-    """Nothing is guessed."""
+def change_entry(line: str, **changes: Any) -> str:
+    return json.dumps({**json.loads(line), **changes})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:40],
+        lambda text: text.partition("\n")[0] + "\n",
+        lambda text: "",
+        lambda text: change_entry(text.splitlines()[-1], count=1),
+        lambda text: change_entry(text.splitlines()[-1], bitmap="eJwDAAAAAAE="),
+        lambda text: change_entry(text.splitlines()[-1], rows=[[0, 3]], bitmap=None),
+    ],
+    ids=["cut", "line lost", "empty", "count", "bitmap", "earlier version"],
+)
+def test_a_damaged_ledger_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[str], str]
+) -> None:
+    """Without guesses; nothing is deleted."""
+    monkeypatch.setattr(ledger, "MERGED_FILES", 2)
     spec, manifest = prepared(tmp_path)
     run(spec, manifest)
-    (tmp_path / "out" / "ledger" / "part-000001.json").write_text(
-        '{"part": "rows/part-000001.jsonl"'
-    )
+    path = tmp_path / "out" / "ledger" / "part-000002.json"
+    path.write_text(damage(path.read_text()))
+    before = [item for item in (tmp_path / "out").rglob("part-*") if item.is_file()]
 
-    with pytest.raises(Refused, match=r"part-000001\.json is damaged"):
+    with pytest.raises(Refused, match=r"part-000002\.json is damaged or of an earlier version"):
+        ledger.recover(spec, manifest)
+    assert [item for item in (tmp_path / "out").rglob("part-*") if item.is_file()] == before
+
+
+def test_a_ledger_has_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several runs; those that a crash leaves are ignored, and deleted."""
+    monkeypatch.setattr(ledger, "MERGED_FILES", 3)
+    spec, manifest = prepared(tmp_path, write={"format": "jsonl", "rows_per_file": 1})
+    folder = tmp_path / "out" / "ledger"
+    left: dict[str, bytes] = {}
+    for _ in range(ROWS):
+        book = ledger.recover(spec, manifest)
+        sink = Sink(spec, book, manifest, Tracker(spec))
+        sink.add([answered(pending_rows(manifest, book.all_pending(manifest))[-1])])
+        sink.close()
+        left |= {path.name: path.read_bytes() for path in folder.glob("part-*")}
+        assert len(list(folder.glob("part-*"))) <= 2 + book.done // 3
+    names = {f"part-{number:06d}.json" for number in range(3, ROWS + 1, 3)}
+    assert {path.name for path in folder.glob("part-*")} == names
+    (folder / "part-000004.json").write_bytes(left["part-000004.json"])
+
+    assert ledger.recover(spec, manifest).done == ROWS
+    assert {path.name for path in folder.glob("part-*")} == names
+
+
+def test_a_file_that_was_restored_is_rejected(tmp_path: Path) -> None:
+    """Its rows were answered again."""
+    spec, manifest = prepared(tmp_path)
+    run(spec, manifest)
+    path = tmp_path / "out" / "rows" / "part-000001.jsonl"
+    path.rename(tmp_path / "aside")
+    run(spec, manifest)
+    (tmp_path / "aside").rename(path)
+
+    with pytest.raises(Refused, match=r"part-000001\.jsonl has rows that are already counted"):
         ledger.recover(spec, manifest)
 
 
 def test_starting_over_deletes_the_jobs_files(tmp_path: Path) -> None:
-    """Also when it means something else now; another job's folder stays as it is."""
+    """Even of a changed job; another job's folder is unchanged."""
     run(*prepared(tmp_path))
     spec, manifest = prepared(
         tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True
@@ -310,12 +367,11 @@ def test_starting_over_deletes_the_jobs_files(tmp_path: Path) -> None:
         ledger.recover(other, manifest)
 
 
-def test_a_remote_folder_keeps_the_same_books(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through pyarrow's filesystems: whole files only, refused for others, erased by
-    `--discard-results`.
+def test_a_remote_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through pyarrow's filesystems: complete files only, a merged ledger, rejected for others,
+    erased by `--discard-results`.
     """
+    monkeypatch.setattr(ledger, "MERGED_FILES", 2)
     store = tmp_path / "store"
     store.mkdir()
     far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
@@ -323,6 +379,7 @@ def test_a_remote_folder_keeps_the_same_books(
     spec, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
     run(spec, manifest)
     complete(store / "bucket" / "out")
+    assert len(list((store / "bucket" / "out" / "ledger").glob("part-*"))) == 2
     (store / "bucket" / "out" / "rows" / "part-000001.jsonl").write_bytes(b"half")
     run(spec, manifest)
     complete(store / "bucket" / "out")
@@ -335,7 +392,7 @@ def test_a_remote_folder_keeps_the_same_books(
 
 
 def test_an_unreadable_mark_prevents_starting_over(tmp_path: Path) -> None:
-    """The owner is unknown: nothing is deleted."""
+    """The owner is unknown: no file is deleted."""
     spec, manifest = prepared(tmp_path, restart=True)
     run(spec, manifest)
     (tmp_path / "out" / "ledger" / "job.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Lines of files as they come, and those that are too long."""
+"""Lines of files, including overlong ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.batch.driver.jobs import of
 
 
-def test_text_lines_are_rows_whatever_ends_them(tmp_path: Path) -> None:
-    """`\\r\\n`, a byte-order mark, and a last line without a newline change nothing."""
+def test_text_lines_are_rows(tmp_path: Path) -> None:
+    """With `\r\n`, a byte-order mark, and a last line without a newline."""
     rows = of(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\nthr\xc3\xa9e", read={"format": "text"})
 
     assert [row["_data"] for row in rows] == [{"text": "one"}, {"text": "two"}, {"text": "thrée"}]
@@ -39,7 +39,7 @@ def test_a_row_over_the_limit_is_an_error_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "codec"), [("a.jsonl.gz", "gzip"), ("a.jsonl.zst", "zstd")])
 def test_compressed_files_are_read_as_streams(tmp_path: Path, name: str, codec: str) -> None:
-    """Also those of several members, as `cat` makes them."""
+    """With several members too, as in files joined by `cat`."""
     half = b"".join(b'{"n": %d}\n' % number for number in range(3000))
     packed = (
         gzip.compress(half) if codec == "gzip" else pa.compress(half, codec="zstd", asbytes=True)

@@ -1,6 +1,5 @@
-"""The driver around a pipeline: finished rows are committed, and every end is reported.
-
-Without pending rows nothing starts.
+"""The driver around a pipeline: finished rows are committed, and every outcome is reported. Without
+pending rows no pipeline starts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pytest
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import budget
 from launcher.batch.driver.job import Failed
-from tests.batch.driver.jobs import answered, failed
+from tests.batch.driver.jobs import answered, failed, pending_rows
 
 Pipeline = Callable[..., Iterator[list[dict[str, Any]]]]
 
@@ -80,26 +79,17 @@ def written(work: Path) -> list[int]:
     return sorted(json.loads(line)["row"] for line in lines)
 
 
-def pending_rows(pending: dict[int, list[tuple[int, int]]]) -> list[int]:
-    return [
-        row
-        for ranges in pending.values()
-        for first, last in ranges
-        for row in range(first, last + 1)
-    ]
-
-
 def everything(
     job: Any, manifest: Any, pending: Any, progress: Any
 ) -> Iterator[list[dict[str, Any]]]:
-    for row in pending_rows(pending):
+    for row in pending_rows(manifest, pending):
         yield [failed(row) if row == 3 else answered(row)]
 
 
 def test_every_row_ends_as_an_answer_or_an_error(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
-    """The status is 0 although a row failed: it is accounted for."""
+    """The status is 0 although a row failed."""
     assert run(everything) == 0
     assert written(work) == list(range(10))
     message = read_progress(work)
@@ -126,13 +116,13 @@ def test_a_finished_job_starts_no_pipeline(work: Path, run: Callable[[Pipeline],
 def test_answers_before_a_failure_stay_and_are_not_repeated(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
-    """The next run gets only the rows that are left."""
+    """The next run gets only the pending rows."""
     prompts: list[list[int]] = []
 
     def breaks(
         job: Any, manifest: Any, pending: Any, progress: Any
     ) -> Iterator[list[dict[str, Any]]]:
-        rows = pending_rows(pending)
+        rows = pending_rows(manifest, pending)
         prompts.append(rows)
         yield [answered(row) for row in rows[:3]]
         if len(prompts) == 1:
@@ -149,19 +139,19 @@ def test_answers_before_a_failure_stay_and_are_not_repeated(
     assert written(work) == list(range(10))
 
 
-def test_rows_that_never_come_back_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -> None:
-    """A pipeline that ends early is not a job that is done."""
+def test_missing_rows_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """A pipeline that ends early has not finished the job."""
 
     def loses(
         job: Any, manifest: Any, pending: Any, progress: Any
     ) -> Iterator[list[dict[str, Any]]]:
-        yield [answered(row) for row in pending_rows(pending)[:-2]]
+        yield [answered(row) for row in pending_rows(manifest, pending)[:-2]]
 
     assert run(loses) == 1
     assert read_progress(work)["error"]["message"] == "2 rows were never answered"
 
 
-def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], int]) -> None:
+def test_sigterm_keeps_answers(work: Path, run: Callable[[Pipeline], int]) -> None:
     """The state is `stopped`, even while the pipeline hangs."""
     release = threading.Event()
 
@@ -178,7 +168,7 @@ def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], in
     assert written(work) == [0, 1]
 
 
-def test_the_watchdog_can_end_a_pipeline_that_hangs(
+def test_the_watchdog_stops_a_hanging_pipeline(
     work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its verdict is the job's failure."""
@@ -206,13 +196,13 @@ def test_the_watchdog_can_end_a_pipeline_that_hangs(
     assert written(work) == [0]
 
 
-def test_a_second_driver_of_a_job_is_refused(
+def test_a_second_driver_of_a_job_is_rejected(
     work: Path,
     run: Callable[[Pipeline], int],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And leaves the first one's progress alone."""
+    """Without changing the first one's progress."""
     monkeypatch.setattr(driver, "PATIENCE", 0.2)
     with (work / "lock").open("a") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -221,8 +211,8 @@ def test_a_second_driver_of_a_job_is_refused(
     assert not (work / "progress.json").exists()
 
 
-def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int]) -> None:
-    """With the state that says so; nothing is written."""
+def test_a_changed_job_is_rejected(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """The state has the reason; no file is written."""
     assert run(everything) == 0
     content = json.loads((work / "job.json").read_text())
     (work / "job.json").write_text(
@@ -235,13 +225,13 @@ def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int
 def test_an_unwritable_summary_fails_the_job_with_a_message(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
-    """The state says it; and the run that comes after it is the only other one that is counted."""
+    """In the state; the next run counts as the second one."""
 
-    def taken(*args: Any) -> Iterator[list[dict[str, Any]]]:
+    def blocked(*args: Any) -> Iterator[list[dict[str, Any]]]:
         (work.parent / "out" / "summary.json").mkdir()
         yield from everything(*args)
 
-    assert run(taken) == 1
+    assert run(blocked) == 1
     assert read_progress(work)["state"] == "failed"
     assert (
         "summary.json"
@@ -268,7 +258,7 @@ def test_a_failure_is_reported_without_a_summary(
     assert "cannot write summary.json" in capsys.readouterr().err
 
 
-def test_code_that_ends_its_process_does_not_silence_the_driver(
+def test_code_that_exits_does_not_silence_the_driver(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
     """Its finished answers stay."""
@@ -309,7 +299,7 @@ def test_only_the_first_signal_interrupts(
 def test_a_lock_on_a_removed_file_does_not_count(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next driver would hold one of its own."""
+    """Otherwise the next driver would have its own lock."""
     numbers, removed = fcntl.flock, []
 
     def late(file: Any, how: int) -> None:

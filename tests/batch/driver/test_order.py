@@ -1,4 +1,4 @@
-"""Order of queries: shared prefixes together, long prompts early, answers in their rows' places."""
+"""Order of queries: common prefixes together, long prompts early, answers in their rows' places."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def times(argv: list[bytes]) -> int:
     return 1 + sum(first != other for first, other in pairwise(argv))
 
 
-def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
-    """Twenty shared ones of 300 tokens in any order; that with the longest row is the first."""
+def test_common_prefixes_together_and_long_prompts_early() -> None:
+    """Twenty prefixes of 300 tokens in any order; the group of the longest row is first."""
     mix = random.Random(1)
     shared = [BEGIN + mix.randbytes(1200) for _ in range(20)]
     prompts = [shared[row % 20] + mix.randbytes(mix.randrange(100)) for row in range(400)]
@@ -37,8 +37,8 @@ def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_what_is_shared_below_what_is_shared_stays_together() -> None:
-    """A system prompt, a document, a question: at each of them."""
+def test_nested_prefixes_stay_together() -> None:
+    """A system prompt, a document, a question."""
     mix = random.Random(2)
     prompts = []
     for _ in range(4):
@@ -53,10 +53,8 @@ def test_what_is_shared_below_what_is_shared_stays_together() -> None:
     assert times([row[:600] for row in result]) == 20
 
 
-def test_prompts_that_share_nothing_come_by_their_length() -> None:
-    """A template's common beginning does not group them, nor does a stray row undo the order by
-    length.
-    """
+def test_prompts_without_a_common_prefix_are_sorted_by_length() -> None:
+    """A template's short beginning does not group them, nor does a stray row undo the order."""
     mix = random.Random(3)
     prompts = [BEGIN * 9 + mix.randbytes(mix.randrange(500)) for _ in range(200)]
     lengths = [len(prompt) for prompt in text(prompts)]
@@ -66,7 +64,7 @@ def test_prompts_that_share_nothing_come_by_their_length() -> None:
     assert with_stray == [*lengths, 6]
 
 
-def test_a_few_bytes_in_common_are_no_prefix_worth_keeping() -> None:
+def test_short_prefixes_do_not_count() -> None:
     """Less than a block of vLLM's cache."""
     assert text([b"aa", b"b" * 9, b"a" * 5]) == [b"b" * 9, b"a" * 5, b"aa"]
 
@@ -81,14 +79,14 @@ def test_a_few_bytes_in_common_are_no_prefix_worth_keeping() -> None:
         [b"x" * (100 * row) for row in range(600)],
     ],
 )
-def test_odd_prompts_are_put_in_some_order(prompts: list[bytes]) -> None:
-    """None, empty ones, equal ones, and each the begin of the next: not deeper than Python goes."""
+def test_unusual_prompts(prompts: list[bytes]) -> None:
+    """Missing, empty, equal and nested ones: without Python's recursion limit."""
     assert sorted(order.query_order(prompts)) == list(range(len(prompts)))
 
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from(["prefix", "given"]))
-def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> None:
-    """For any order: each prompt is queried once, and its answer is in its place."""
+def test_answers_match_their_rows(prompts: list[bytes], how: order.Order) -> None:
+    """For any order: prompts are queried once, with answers in their places."""
     calls: list[list[bytes]] = []
 
     def ask(queries: list[bytes]) -> list[bytes]:
@@ -102,7 +100,7 @@ def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> Non
 
 
 def test_a_job_may_require_input_order() -> None:
-    """Nothing is even compared."""
+    """Prompts are not even compared."""
     result = order.ask_in_order(
         list, [b"a", b"bbb"], "given", lambda prompt: pytest.fail("compared")
     )
@@ -115,8 +113,8 @@ def test_a_missing_answer_is_an_error() -> None:
         order.ask_in_order(lambda spec: spec[1:], [b"a", b"b"], "prefix", lambda prompt: prompt)
 
 
-def test_a_row_is_compared_by_what_vllm_gets() -> None:
-    """Its tokens, its text, or both texts of a pair; one without a prompt has nothing."""
+def test_rows_are_compared_by_vllms_input() -> None:
+    """Tokens, text, or both texts of a pair; a row without a prompt has none."""
     row = {"_prompt": "", "_second": "", "_tokens": b""}
 
     assert order.prompt_key({**row, "_tokens": b"\1\0\0\0"}) == b"\1\0\0\0"
@@ -124,8 +122,8 @@ def test_a_row_is_compared_by_what_vllm_gets() -> None:
     assert order.prompt_key(row) == b""
 
 
-def test_only_so_many_rows_are_put_in_order_at_once() -> None:
-    """Memory does not grow with the job; the order of the input needs one batch at a time."""
+def test_sorting_is_limited() -> None:
+    """Memory does not grow with the job; input order needs one batch at a time."""
     assert order.window_rows("prefix", 256, 100.0) == order.WINDOW
     assert order.window_rows("prefix", 65_536, 100.0) == 65_536
     assert order.window_rows("given", 256, 100.0) == 256

@@ -1,4 +1,4 @@
-"""Rows of Parquet files: Python's values, and what cannot be decoded."""
+"""Rows of Parquet files: Python values, and undecodable ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.batch.driver.jobs import errors, job, read_all, surveyed
 
 
 def test_parquet_values_are_pythons(tmp_path: Path) -> None:
-    """Nested values, times with nanoseconds, decimals and bytes."""
+    """Nested values, nanoseconds, decimals and bytes."""
     table = pa.table(
         {
             "nested": pa.array([{"x": [1, 2]}, None]),
@@ -53,8 +53,8 @@ def test_parquet_values_are_pythons(tmp_path: Path) -> None:
     }
 
 
-def test_a_parquet_row_that_python_cannot_hold_is_an_error_row(tmp_path: Path) -> None:
-    """Text that is not UTF-8, a date far away; the rows beside it are read."""
+def test_an_undecodable_parquet_row_is_an_error_row(tmp_path: Path) -> None:
+    """Invalid UTF-8, a date out of range; other rows are read."""
     bad = pa.Array.from_buffers(
         pa.string(),
         3,
@@ -68,12 +68,12 @@ def test_a_parquet_row_that_python_cannot_hold_is_an_error_row(tmp_path: Path) -
 
 
 def test_rows_before_a_broken_page_are_read(tmp_path: Path) -> None:
-    """Every row of the group is there once: those before it as data, the rest as errors."""
+    """Every row of the group once: those before it as data, the rest as errors."""
     path, count = tmp_path / "a.parquet", 6000
     table = pa.table({"s": [f"text {n:06}" for n in range(count)]})
     pq.write_table(table, path, use_dictionary=False, compression="none", data_page_size=4096)
     data = path.read_bytes()
-    # the length of one value, far behind the first batch of 1,024 rows
+    # the length of a value far after the first batch of 1,024 rows
     at = data.index(b"text 005000") - 4
     path.write_bytes(data[:at] + b"\xff\xff\xff\x7f" + data[at + 4 :])
     place = SimpleNamespace(open_input=lambda: path.open("rb"), local=True)
@@ -84,8 +84,8 @@ def test_rows_before_a_broken_page_are_read(tmp_path: Path) -> None:
     assert "cannot be decoded from here on" in rows[-1]
 
 
-def test_a_broken_page_makes_error_rows_of_its_row_group(tmp_path: Path) -> None:
-    """The other row groups are read; every row has its number."""
+def test_a_broken_page_affects_its_row_group_only(tmp_path: Path) -> None:
+    """All rows have numbers."""
     path = tmp_path / "a.parquet"
     pq.write_table(
         pa.table({"n": list(range(100)), "s": [f"text {n}" for n in range(100)]}),

@@ -1,4 +1,4 @@
-"""Vectors and scores of a pooling model, as a replica hands them over."""
+"""Vectors and scores of a pooling model, from a replica."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.batch.driver.test_engine import prepared
 
 
 class EngineDeadError(Exception):
-    """As vLLM calls it."""
+    """vLLM's name for the exception."""
 
 
 def tensor(values: Any) -> Any:
-    """As much of a tensor as is used."""
+    """Return a fake tensor."""
     result = SimpleNamespace(numpy=lambda: np.array(values, dtype=np.float32))
     result.float = result.cpu = lambda: result
     return result
 
 
 class LLM:
-    """A vector of a text's first letters; a score by the lengths of two texts. What begins with `!`
-    is refused, or given up.
+    """A fake with a vector of a text's first characters, and a score from the lengths of two texts.
+    Texts with `!` are rejected or aborted.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -79,14 +79,14 @@ class LLM:
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for vLLM."""
+    """A fake of vLLM."""
     vllm_module = ModuleType("vllm")
     vllm_module.LLM, vllm_module.PoolingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm_module)
 
 
 def answer_columns(spec: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
-    """A replica, and what it makes of rows, as the sink takes them."""
+    """Return a replica's results, as the sink gets them."""
     rows = prepared(spec, *columns)
     arguments = engine.engine_arguments(spec)
     arguments = {name: arguments[name] for name in ("model", "runner")}
@@ -95,7 +95,7 @@ def answer_columns(spec: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[
     return loaded, [engine.to_result(row) for row in table.to_pylist()]
 
 
-def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
+def test_a_vector_is_sent_as_bytes(tmp_path: Path) -> None:
     """Aborted requests are error rows, and so are texts with several vectors."""
     spec = job(tmp_path, task="embed")
     _, result = answer_columns(spec, {"text": "ab"}, {"text": "!"}, {"text": "many"}, {"none": 1})
@@ -121,7 +121,7 @@ PAIR = {"column": None, "pair": ["{{ a }}", "{{ b }}"]}
 
 
 def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
-    """A batch that vLLM refuses is halved down to the pair at fault."""
+    """A rejected batch is bisected down to the pair at fault."""
     spec = job(tmp_path, task="score", prompt=PAIR)
     loaded, result = answer_columns(
         spec,
@@ -142,8 +142,8 @@ def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
     assert loaded.llm.batches == [3, 1, 2]
 
 
-def test_a_dead_engine_ends_its_process(tmp_path: Path) -> None:
-    """No row has failed: they are handed out again."""
+def test_a_dead_engine_exits_its_process(tmp_path: Path) -> None:
+    """No row has failed: they are assigned again."""
     spec = job(tmp_path, task="score", prompt=PAIR)
     loaded, _ = answer_columns(spec, {"a": "four", "b": "xx"})
 

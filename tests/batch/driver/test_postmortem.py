@@ -1,4 +1,4 @@
-"""Cause of a rank's end from Ray and its log; the rank to blame among several."""
+"""The cause of a rank's exit from Ray and its log, and the rank to blame among several."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ KILLED = (
 
 
 class Died(Exception):
-    """Ray's word for an actor whose process is gone."""
+    """Ray's exception for an exited actor."""
 
 
 class EngineDeadError(Exception):
-    """vLLM's word for an engine that is gone."""
+    """vLLM's exception for an exited engine."""
 
 
 class Task(Exception):
-    """Ray's wrapping of what was raised in a rank."""
+    """Ray's wrapper of an exception in a rank."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"\x1b[36mray::Rank.answer()\x1b[39m (pid=1)\n  File somewhere\n{cause}")
@@ -38,7 +38,7 @@ class Task(Exception):
 
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's exceptions that are distinguished."""
+    """Ray's relevant exceptions."""
     module = ModuleType("ray")
     module.exceptions = SimpleNamespace(  # type: ignore[attr-defined]
         RayActorError=Died,
@@ -49,7 +49,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone(detail: str = KILLED) -> Died:
-    """As Ray says it, over many lines."""
+    """Return Ray's long message."""
     return Died(
         "The actor died unexpectedly before finishing this task.\n\tclass_name: Rank\n\tpid:"
         " 9\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
@@ -106,7 +106,7 @@ def gone(detail: str = KILLED) -> Died:
 def test_a_ranks_failure_is_a_single_line(
     problem: Exception, lines: list[str], expected: str
 ) -> None:
-    """The engine's own processes tell the rank only that they are gone; why is in the log."""
+    """The rank knows only that its engine's processes have exited; its log has the reason."""
     assert postmortem.describe_failure(problem, lines) == expected
 
 
@@ -135,8 +135,8 @@ pydantic_core._pydantic_core.ValidationError: {INVALID}"""
     ],
     ids=["passed on", "as text"],
 )
-def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
-    """Ray passes on an exception of another library's, or only its text."""
+def test_pydantics_message_has_no_link(problem: Exception) -> None:
+    """Ray forwards the exception, or only its text."""
     message = postmortem.describe_exception(problem)
 
     assert message.startswith("Value error, User-specified max_model_len (999999) is greater than")
@@ -162,12 +162,12 @@ def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
 def test_the_first_failed_rank_is_blamed(
     lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int
 ) -> None:
-    """A rank that is gone, or failed by itself, explains those that lost it."""
+    """An exited or failed rank explains those that lost it."""
     assert postmortem.first_failed(lost, logs) == blamed
 
 
-def test_a_logs_end_is_without_rays_marks(tmp_path: Path) -> None:
-    """Bytes that are no text, and lines of any length, are no obstacle."""
+def test_rays_marks_are_removed_from_logs(tmp_path: Path) -> None:
+    """In spite of binary data and lines of any length."""
     path = tmp_path / "worker.out"
     path.write_bytes(b":job_id:01\n:actor_name:Rank\nfirst\n\n" + b"x" * 1000 + b"\nlast \xff\n")
 
@@ -176,7 +176,7 @@ def test_a_logs_end_is_without_rays_marks(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    """It may have grown for days."""
+    """It may have days of output."""
     path = tmp_path / "worker.out"
     path.write_text("line\n" * 100_000)
 
@@ -184,7 +184,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 
 
 def test_evidence_is_the_end_of_the_log_with_notes() -> None:
-    """Without lines that only place a traceback."""
+    """Without lines of source locations."""
     log = [f"line {number}" for number in range(30)] + [
         '  File "/opt/vllm/x.py", line 1, in f',
         "    ^^^^",

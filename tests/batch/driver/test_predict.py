@@ -1,6 +1,5 @@
-"""Stages of users' code: rows in, rows out, each carrying what the sink needs.
-
-Ray Data itself runs in the lab.
+"""Stages of users' code: rows in, rows out, with all fields for the sink. Ray Data itself runs in
+the lab.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
     }
 
 
-def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
-    """`_raw` is only for error rows; kept columns always come along."""
+def test_an_answered_row_has_no_input() -> None:
+    """`_raw` is only for error rows; copied columns stay."""
     result = predict.to_result({**predict.with_answer(row(3), {"score": 0.5})})
     assert result == {
         "_row": 3,
@@ -40,8 +39,8 @@ def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
     }
 
 
-def test_a_failed_row_says_where_it_failed() -> None:
-    """In this stage, or in the earlier one whose reason it brought along."""
+def test_a_failed_row_names_its_stage() -> None:
+    """This one, or an earlier one with its reason."""
     assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_stage"] == "inference"
     assert (
         predict.to_result(predict.with_answer(row(3, "not JSON", "read"), "not JSON"))["_stage"]
@@ -51,7 +50,7 @@ def test_a_failed_row_says_where_it_failed() -> None:
 
 
 def test_a_failed_row_shows_its_input() -> None:
-    """As it was read, also when the function before has made other columns of it."""
+    """As read, even if an earlier function has changed its columns."""
     assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
     assert (
         predict.with_answer(predict.with_columns(row(3), {"m": 4}), "ValueError: no")["_raw"]
@@ -60,19 +59,19 @@ def test_a_failed_row_shows_its_input() -> None:
     assert predict.with_answer(row(3, "not JSON", "read"), "not JSON")["_raw"] == "raw"
 
 
-def test_a_user_column_cannot_take_the_place_of_a_row_number() -> None:
-    """Whatever a class returns, the row keeps its number and its error."""
+def test_a_user_column_cannot_replace_a_row_number() -> None:
+    """For any result of a class, the row keeps its number and its error."""
     result = predict.to_result(predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1}))
     assert (result["_row"], result["_error"], result["x"]) == (3, "", 1)
 
 
-def test_prepared_rows_hold_the_functions_columns() -> None:
-    """The next stage sees them instead of the row's own."""
+def test_prepared_rows_have_the_functions_columns() -> None:
+    """Instead of the row's own."""
     assert pickle.loads(predict.with_columns(row(3), {"n": 4, "m": 5})["_data"]) == {"n": 4, "m": 5}
 
 
 def test_rows_that_failed_before_never_reach_the_code() -> None:
-    """Their reason stays as it was."""
+    """Their reason is unchanged."""
 
     def code(_: Any) -> Any:
         raise AssertionError("called without rows")
@@ -83,7 +82,7 @@ def test_rows_that_failed_before_never_reach_the_code() -> None:
 def test_shipped_files_win_over_installed_modules_of_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The class comes from the file that was shipped, with the modules beside it."""
+    """The class comes from the shipped file, with the modules beside it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     code = tmp_path / "code"
     code.mkdir()
@@ -99,10 +98,8 @@ def test_shipped_files_win_over_installed_modules_of_their_name(
     assert predict.load_target(packed, "colorsys:Mine").shade == "teal"
 
 
-def test_a_name_that_the_file_lacks_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In words that the failure's hint fits to."""
+def test_a_missing_name_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a form that the failure's hint recognizes."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ImportError, match="my_model has no `Nope`"):
         predict.load_target({"my_model.py": b"class Mine: pass\n"}, "my_model:Nope")

@@ -1,4 +1,4 @@
-"""Progress of a job as read by others while it runs."""
+"""A job's progress, as read by others while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`set` and `fail` write at once; numbers follow by themselves."""
+    """`set` and `fail` write at once; numbers are written at intervals."""
     monkeypatch.setenv("VLAUNCH_JOB", "batch-demo-1")
     with Tracker(job(tmp_path, "x")) as tracker:
         assert (read(tmp_path)["state"], read(tmp_path)["rows"]) == ("starting", None)
@@ -65,7 +65,7 @@ def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_rates_are_those_of_the_last_half_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of earlier runs do not count; the rest of the time follows from the rate."""
+    """Without rows of earlier runs; the remaining time follows from the rate."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     tracker = Tracker(job(tmp_path, "x"))
@@ -85,8 +85,8 @@ def test_rates_are_those_of_the_last_half_minute(
     assert len(tracker.window) < 40
 
 
-def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
-    """A model's log or a row may hold anything: a terminal shows it as it is."""
+def test_texts_are_sanitized_and_short(tmp_path: Path) -> None:
+    """A log or a row may contain anything, and terminals show it."""
     tracker = Tracker(job(tmp_path, "x"))
     tracker.fail("\x1b[31mred\x1b[0m \ud800 \x07" + "x" * 5000, "e" * 20_000 + "the end", "h")
     text = read(tmp_path)["error"]
@@ -96,10 +96,10 @@ def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
     assert text["evidence"].endswith("the end")
 
 
-def test_a_disk_that_is_full_does_not_end_the_thread(
+def test_a_full_disk_does_not_stop_the_thread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is written again as soon as it can be."""
+    """The file is written again as soon as possible."""
     tracker = Tracker(job(tmp_path, "x"))
     with tracker:
         (tmp_path / "work").rename(tmp_path / "away")
@@ -115,8 +115,8 @@ def test_a_disk_that_is_full_does_not_end_the_thread(
     assert not tracker.thread.is_alive()
 
 
-def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
-    """It is replaced at once, never rewritten in place."""
+def test_readers_get_complete_files(tmp_path: Path) -> None:
+    """It is replaced atomically, never rewritten in place."""
     tracker = Tracker(job(tmp_path, "x"))
     tracker.write()
     over = threading.Event()
@@ -136,8 +136,8 @@ def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
         thread.join(timeout=10)
 
 
-def test_how_a_run_ended_stays(tmp_path: Path) -> None:
-    """The thread of a pipeline that was given up may still say that it runs."""
+def test_the_final_state_stays(tmp_path: Path) -> None:
+    """The thread of an abandoned pipeline may still report that it runs."""
     spec = job(tmp_path)
     for end in (
         lambda tracker: tracker.set("stopped"),

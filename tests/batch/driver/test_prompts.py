@@ -1,4 +1,4 @@
-"""Prompts of rows: columns, templates, chats; and what hostile templates and rows come to."""
+"""Prompts of rows: columns, templates and chats, including hostile ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prompter(folder: Path, **prompt: Any) -> Prompter:
 
 
 def test_a_column_is_used_unchanged(tmp_path: Path) -> None:
-    """Also when it looks like a template."""
+    """Even if it resembles a template."""
     assert prompter(tmp_path, column="text")({"text": " {{ 7 * 7 }} "}) == " {{ 7 * 7 }} "
 
 
@@ -31,14 +31,16 @@ def test_a_column_is_used_unchanged(tmp_path: Path) -> None:
         ({"text": " \n"}, "the prompt is empty"),
     ],
 )
-def test_a_row_without_a_prompt_says_why(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    """Nothing is guessed from numbers or lists."""
+def test_a_row_without_a_prompt_has_a_reason(
+    tmp_path: Path, row: dict[str, Any], reason: str
+) -> None:
+    """Numbers and lists are not converted."""
     with pytest.raises(PromptError, match=reason):
         prompter(tmp_path, column="text")(row)
 
 
 def test_templates_use_columns(tmp_path: Path) -> None:
-    """Numbers, nested values, loops, and columns whose names are no identifiers."""
+    """Numbers, nested values, loops, and columns with names that are no identifiers."""
     result = prompter(
         tmp_path,
         template=(
@@ -52,7 +54,7 @@ def test_templates_use_columns(tmp_path: Path) -> None:
 
 
 def test_chats_are_messages(tmp_path: Path) -> None:
-    """A chat whose messages but the system's are empty asks nothing."""
+    """A chat without content apart from the system's message is empty."""
     result = prompter(
         tmp_path,
         chat=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ q }}"}],
@@ -100,10 +102,8 @@ def test_chats_are_messages(tmp_path: Path) -> None:
         ("{% include 'x' %}", "TypeError|no loader"),
     ],
 )
-def test_a_template_that_fails_on_a_row_is_that_row_s_error(
-    tmp_path: Path, template: str, reason: str
-) -> None:
-    """Hostile or mistaken: no code runs, no memory is eaten, the reason is one line."""
+def test_a_failing_template_is_the_rows_error(tmp_path: Path, template: str, reason: str) -> None:
+    """Hostile or mistaken: no code runs, memory is limited, the reason is one line."""
     with pytest.raises(PromptError, match=reason) as raised:
         prompter(tmp_path, template=template)({"text": "abc", "a": {}, "items": [], "width": 10**9})
     assert len(str(raised.value)) < 500
@@ -117,8 +117,8 @@ def test_a_row_is_never_a_template(tmp_path: Path) -> None:
     )
 
 
-def test_a_broken_template_is_refused_with_its_line(tmp_path: Path) -> None:
-    """Before any row; the message says which of the chat's."""
+def test_a_broken_template_is_rejected_with_its_line(tmp_path: Path) -> None:
+    """Before any row; the message names the message of the chat."""
     with pytest.raises(
         Refused, match=r"prompt\.chat\[0\]\.content is not a valid template"
     ) as raised:

@@ -1,6 +1,4 @@
-"""One rank: rows become prompts that vLLM will take, every row has exactly one answer, and nothing
-outlives its process.
-"""
+"""One rank: valid prompts for vLLM, one answer per row, and no process left behind."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class Tokenizer:
 
 
 class Engine:
-    """Says a prompt backwards; refuses a whole batch for one prompt of `wrong`, and is gone after
-    one of `fatal`.
-    """
+    """A fake that reverses prompts, rejects a batch with `wrong`, and dies of `fatal`."""
 
     model_config = SimpleNamespace(max_model_len=MOST)
 
@@ -86,7 +82,7 @@ class Engine:
 
 
 class Prompter:
-    """The column `t`, or a chat of it; a row without it has no prompt."""
+    """Prompts from the column `t`, as text or as a chat; a row without it has no prompt."""
 
     def __init__(self, chat: bool = False) -> None:
         self.is_chat = chat
@@ -106,7 +102,7 @@ def create_rank(
     fatal: str = "-",
     order: str = "given",
 ) -> rank.Rank:
-    """A rank that has loaded."""
+    """Return a loaded rank."""
     job: Any = SimpleNamespace(name="demo", sampling={}, engine=SimpleNamespace(order=order))
     rank_actor = rank.Rank(job, together)
     rank_actor.llm, rank_actor.tokenizer, rank_actor.params = (
@@ -119,7 +115,7 @@ def create_rank(
 
 
 def rows(*texts: str) -> list[tuple[int, bytes]]:
-    """Rows with numbers from 10, as the driver sends them."""
+    """Return rows with numbers from 10, as sent by the driver."""
     return [(10 + index, pickle.dumps({"t": text})) for index, text in enumerate(texts)]
 
 
@@ -137,7 +133,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("together", [False, True])
 def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
-    """An answer for each row, in order, and one call of the engine for all of them."""
+    """One answer per row, in order, and one call of the engine for all."""
     rank_actor = create_rank(together=together)
 
     answers = rank_actor.answer(
@@ -187,8 +183,8 @@ def test_long_rows_run_early_and_answers_stay_in_order(together: bool) -> None:
     assert [answer.columns.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
 
 
-def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
-    """Megabytes are refused by their length."""
+def test_a_huge_prompt_is_not_tokenized() -> None:
+    """Megabytes are rejected by length."""
     (answer,) = create_rank().answer(rows("x" * (MOST * 2 + 1)))
 
     assert (
@@ -197,8 +193,8 @@ def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
 
 
 @pytest.mark.parametrize(("text", "error"), [("\ud800", "surrogate"), ("", "the prompt is empty")])
-def test_text_that_is_none_is_its_rows_error(text: str, error: str) -> None:
-    """Half a surrogate pair would break the tokenizer, nothing at all the engine."""
+def test_invalid_text_is_the_rows_error(text: str, error: str) -> None:
+    """A lone surrogate would break the tokenizer, an empty text the engine."""
     rank_actor = create_rank(chat=False)
     rank_actor.tokenizer.encode = lambda text, add_special_tokens=True: [
         ord(letter) for letter in text
@@ -208,7 +204,7 @@ def test_text_that_is_none_is_its_rows_error(text: str, error: str) -> None:
 
 
 def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> None:
-    """The template has put them there already."""
+    """The template has already added them."""
     rank_actor = create_rank(chat=True)
 
     (answer,) = rank_actor.answer(rows("hi"))
@@ -217,7 +213,7 @@ def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> N
 
 
 def test_an_independent_engine_fails_only_the_rejected_row() -> None:
-    """vLLM rejects a batch as a whole; it is then queried row by row."""
+    """vLLM rejects the whole batch; then rows are queried one by one."""
     rank_actor = create_rank(wrong="bad")
 
     answers = rank_actor.answer(rows("one", "bad", "two"))
@@ -251,8 +247,8 @@ def test_a_rank_in_step_never_calls_its_engine_twice() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_rank_in_step_without_a_good_row_asks_for_a_placeholder() -> None:
-    """Its engine must take part in the round; what it says is thrown away."""
+def test_a_rank_in_step_without_a_good_row_sends_a_placeholder() -> None:
+    """Its engine must take part in the round; its output is discarded."""
     rank_actor = create_rank(together=True)
 
     assert rank_actor.answer([]) == []
@@ -261,7 +257,7 @@ def test_a_rank_in_step_without_a_good_row_asks_for_a_placeholder() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
-def test_an_answer_that_is_missing_ends_the_rank() -> None:
+def test_a_missing_answer_fails_the_rank() -> None:
     """Its row is unknown."""
     rank_actor = create_rank(together=True)
     rank_actor.llm.lost = 1
@@ -270,8 +266,8 @@ def test_an_answer_that_is_missing_ends_the_rank() -> None:
         rank_actor.answer(rows("one", "two"))
 
 
-def test_an_engine_of_its_own_is_not_called_for_nothing() -> None:
-    """Nobody waits for it."""
+def test_an_independent_engine_is_not_called_without_rows() -> None:
+    """No other rank waits for it."""
     rank_actor = create_rank()
 
     assert rank_actor.answer([]) == []
@@ -280,15 +276,15 @@ def test_an_engine_of_its_own_is_not_called_for_nothing() -> None:
 
 @pytest.mark.parametrize("texts", [("fatal",), ("bad", "fatal")])
 def test_a_dead_engine_is_no_error_of_a_row(texts: tuple[str, ...]) -> None:
-    """Both for the batch and for a single row of it."""
+    """Neither for a batch nor for a single row."""
     rank_actor = create_rank(wrong="bad" if "bad" in texts else "-", fatal="fatal")
 
     with pytest.raises(RuntimeError, match="gone"):
         rank_actor.answer(rows(*texts))
 
 
-def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
-    """It has text, but not all of it."""
+def test_an_aborted_request_is_an_error_row() -> None:
+    """It has partial text."""
     (answer,) = create_rank().answer(rows("ab"))
 
     assert (answer.error, answer.stage) == ("vLLM aborted this request: abort", "inference")
@@ -326,9 +322,9 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
     monkeypatch.delenv("VLLM_DP_RANK")
 
 
-def test_what_a_killed_rank_had_started_ends_with_it() -> None:
-    """The engine's processes would hold the device; they are in the rank's group, and its end is
-    seen from outside.
+def test_processes_of_a_killed_rank_are_killed() -> None:
+    """The engine's processes would occupy the device; they are in the rank's process group, which
+    is watched.
     """
     program = """
 import dataclasses, json, subprocess, sys
@@ -349,13 +345,12 @@ sys.stdin.read()
     try:
         card = json.loads(leader.stdout.readline())
         assert card["pid"] == leader.pid == os.getpgid(leader.pid)
-        assert card["log"] == "worker.out"  # not the pipe through which Ray writes it
-        assert leader.stdout.readline() == b"an error\n"  # one log, for both outputs
+        assert card["log"] == "worker.out"  # not Ray's pipe
+        assert leader.stdout.readline() == b"an error\n"  # one log for both streams
         leader.send_signal(signal.SIGKILL)
         leader.wait(10)
 
-        # Holders of the other end of the pipe: `sleep`, and the process that waits for the leader's
-        # end.
+        # The pipe is open in `sleep`, and in the process that waits for the leader's exit.
         ready, _, _ = select.select([leader.stdout], [], [], 20)
         assert ready
         assert leader.stdout.read() == b""

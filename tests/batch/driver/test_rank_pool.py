@@ -1,6 +1,4 @@
-"""Ranks as processes: where they start, how long they may take, whose failure it is, and that
-nothing of them is left.
-"""
+"""Ranks as processes: placement, deadlines, blame for failures, and cleanup."""
 
 from __future__ import annotations
 
@@ -17,24 +15,23 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import rank_pool
-from launcher.batch.driver.job import Failed
-from launcher.batch.driver.job import parse_job as made
+from launcher.batch.driver.job import Failed, parse_job
 from launcher.batch.driver.rank import RankProcess, RankSettings
 
 
 class Died(Exception):
-    """Ray's word for an actor whose process is gone."""
+    """Ray's exception for an exited actor."""
 
 
 class Ref:
-    """Reference to a call's result; a pending one never resolves."""
+    """A reference to a call's result; a pending one never resolves."""
 
     def __init__(self, value: Any = None, *, pending: bool = False) -> None:
         self.value, self.pending = value, pending
 
 
 class Method:
-    """A method of an actor, or a function: called on a node."""
+    """A method of an actor, or a function, called on a node."""
 
     def __init__(self, ray: Ray, node: str, name: str) -> None:
         self.ray, self.node, self.name = ray, node, name
@@ -45,7 +42,7 @@ class Method:
 
 
 class Remote:
-    """Fake of `ray.remote` on a class or a function."""
+    """A fake of `ray.remote` on a class or a function."""
 
     def __init__(self, ray: Ray, what: Any) -> None:
         self.ray, self.what = ray, what
@@ -68,7 +65,7 @@ class Remote:
 
 
 class Ray(ModuleType):
-    """Two nodes; each call returns at once, what `results` has for it."""
+    """A fake with two nodes; calls return their entry of `results` at once."""
 
     exceptions = SimpleNamespace(RayActorError=Died, NodeDiedError=Died, OutOfMemoryError=Died)
 
@@ -134,7 +131,7 @@ class Progress:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    """A stand-in for Ray."""
+    """A fake of Ray."""
     module = Ray()
     monkeypatch.setitem(sys.modules, "ray", module)
     monkeypatch.setattr(rank_pool, "node_affinity", lambda node: node)
@@ -151,8 +148,8 @@ def progress() -> Progress:
 def hired(
     progress: Progress, *, timeout: float = 60.0, ips: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")
 ) -> rank_pool.RankPool:
-    """A pool for a job over two nodes."""
-    job = made(
+    """A pool for a job on two nodes."""
+    job = parse_job(
         {
             "name": "j",
             "cluster": "c",
@@ -177,7 +174,7 @@ SETTINGS = [RankSettings(arguments={"rank": 0}), RankSettings(arguments={"rank":
 
 
 def test_ranks_start_on_their_nodes_with_their_settings(ray: Ray, progress: Progress) -> None:
-    """With a whole rank's accelerators each, and progress reports."""
+    """With a whole rank's accelerators, and progress reports."""
     with hired(progress) as pool:
         pool.start(SETTINGS, "two of them")
 
@@ -194,7 +191,7 @@ def test_ranks_start_on_their_nodes_with_their_settings(ray: Ray, progress: Prog
 
 
 def test_no_process_of_the_ranks_remains(ray: Ray, progress: Progress) -> None:
-    """For any end they are killed, and their nodes cleaned up; survivors are reported."""
+    """For any outcome they are killed, and their nodes cleaned up; survivors are reported."""
     ray.results["one", "kill_group"] = Ref(["processes of a rank are still there: 7"])
     ray.results["two", "kill_group"] = Ref(Died("The node died."))
 
@@ -211,8 +208,8 @@ def test_no_process_of_the_ranks_remains(ray: Ray, progress: Progress) -> None:
     assert progress.warned[1].startswith("could not check a node")
 
 
-def test_a_node_that_ray_does_not_have_is_named(ray: Ray, progress: Progress) -> None:
-    """Also one that it had."""
+def test_a_node_missing_in_ray_is_named(ray: Ray, progress: Progress) -> None:
+    """Even if it was in Ray before."""
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.3: Ray has no such node") as failed:
         hired(progress, ips=("10.0.0.1", "10.0.0.3")).start(SETTINGS, "")
 
@@ -221,9 +218,7 @@ def test_a_node_that_ray_does_not_have_is_named(ray: Ray, progress: Progress) ->
 
 
 def test_ranks_answer_in_submission_order(ray: Ray, progress: Progress) -> None:
-    """Each gives back the tag of what it finished; one that is still at work does not hold up
-    another.
-    """
+    """Answers have the call's tag; a busy rank does not block another."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
     ray.results["one", "answer"] = Ref(pending=True)
@@ -262,7 +257,7 @@ def test_starting_and_loading_have_a_longer_deadline(
 
 
 def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Progress) -> None:
-    """So are the others that did not answer: they may have waited for it, or it for them."""
+    """With other unanswered ranks: they may wait for it, or it for them."""
     pool = hired(progress, timeout=0.05)
     pool.start(SETTINGS, "")
     ray.results = {("one", "answer"): Ref(pending=True), ("two", "answer"): Ref(pending=True)}
@@ -277,8 +272,8 @@ def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Pr
     assert "data_parallel.timeout" in failed.value.hint
 
 
-def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None:
-    """Not from when the work was put behind what the rank had in hand."""
+def test_time_runs_from_the_start_of_a_call(ray: Ray, progress: Progress) -> None:
+    """Not from its submission behind the rank's other calls."""
     pool = hired(progress, timeout=0.05)
     pool.start(SETTINGS, "")
     pool.submit(0, "first", [])
@@ -293,7 +288,7 @@ def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None
 
 
 def test_a_dead_rank_explains_the_rank_that_lost_it(ray: Ray, progress: Progress) -> None:
-    """It is named with the end of its log and what Ray says, and so is the other one."""
+    """It is named with the end of its log and Ray's message, and so is the other one."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
     died = (
@@ -318,7 +313,7 @@ def test_a_dead_rank_explains_the_rank_that_lost_it(ray: Ray, progress: Progress
 
 
 def test_a_recognized_cause_is_explained(ray: Ray, progress: Progress) -> None:
-    """It may be in the log only; that the engine failed says nothing beside it."""
+    """It may be in the log only; the engine's failure adds no information."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
     ray.results = {
@@ -339,7 +334,7 @@ def test_a_recognized_cause_is_explained(ray: Ray, progress: Progress) -> None:
 
 
 def test_the_same_error_of_two_ranks_is_reported_once(ray: Ray, progress: Progress) -> None:
-    """Each from its own log, as a wrong argument does."""
+    """From either log, for example for a wrong argument."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
     failed = RuntimeError("Engine core initialization failed. See root cause above.")
@@ -355,8 +350,8 @@ def test_the_same_error_of_two_ranks_is_reported_once(ray: Ray, progress: Progre
     assert raised.value.evidence == "rank 1 on 10.0.0.2 failed with the same error"
 
 
-def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress) -> None:
-    """Its node may be gone."""
+def test_an_unreadable_log_hides_no_failure(ray: Ray, progress: Progress) -> None:
+    """Its node may be lost."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
     ray.results = {
@@ -378,13 +373,13 @@ def test_the_ranks_meet_at_a_free_port(ray: Ray, progress: Progress) -> None:
 
     ray.results["one", "free_port"] = Ref(29608)
     assert hired(progress).port(29600) == 29608
-    assert progress.warned == ["port 29600 on 10.0.0.1 is taken: the ranks meet at 29608"]
+    assert progress.warned == ["port 29600 on 10.0.0.1 is in use: the ranks meet at 29608"]
 
 
 def test_a_free_port_is_followed_by_free_ports() -> None:
-    """Sockets left waiting by an earlier run do not count."""
+    """Sockets in TIME_WAIT from an earlier run do not count."""
     with socket.socket() as first, socket.socket() as client:
-        start = rank_pool.free_port(20_000)  # below the ports that clients get
+        start = rank_pool.free_port(20_000)  # below the dynamic ports
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         first.bind(("", start))
         first.listen()
@@ -399,7 +394,7 @@ def test_a_free_port_is_followed_by_free_ports() -> None:
 
 
 def test_remaining_processes_of_a_group_are_killed() -> None:
-    """All of its processes; one that has ended and was only not reaped is none of them."""
+    """All of its processes except zombies."""
     script = "sleep 300 & sleep 300 & echo up; wait"
     leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert leader.stdout is not None
@@ -421,7 +416,7 @@ def test_remaining_processes_of_a_group_are_killed() -> None:
 
 
 def test_surviving_processes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in the kernel's hands cannot be killed."""
+    """A process in the kernel cannot be killed."""
     monkeypatch.setattr(rank_pool, "group_members", lambda group: [7, 8])
     monkeypatch.setattr(os, "killpg", lambda group, signal: None)
 

@@ -1,6 +1,4 @@
-"""The data-parallel mode: where ranks go, what kind of model it is, and that every row comes back
-once, in order.
-"""
+"""The data-parallel mode: placement, kinds of models, and every row once, in order."""
 
 from __future__ import annotations
 
@@ -18,10 +16,11 @@ import pytest
 
 from launcher.batch.driver import cluster, ranks
 from launcher.batch.driver import rows as reading
-from launcher.batch.driver.job import Failed, Preprocess, Refused
-from launcher.batch.driver.job import parse_job as made
+from launcher.batch.driver.bitmap import row_numbers
+from launcher.batch.driver.job import Failed, Preprocess, Refused, parse_job
 from launcher.batch.driver.rank import RowAnswer
 from launcher.batch.driver.rank_pool import RankSlot
+from tests.batch.driver.jobs import bitmap
 
 NODES = [
     {"ip": "10.0.0.1", "gpus": 1},
@@ -39,7 +38,7 @@ def job(
     **parallel: Any,
 ) -> Any:
     """A data-parallel job as the driver reads it."""
-    return made(
+    return parse_job(
         {
             "name": "j",
             "cluster": "c",
@@ -62,7 +61,7 @@ def job(
 
 
 def row(number: int) -> dict[str, Any]:
-    """A row as it is read; every seventh one is bad."""
+    """Return a row as read; every seventh one is bad."""
     bad = number % 7 == 6
     return {
         "_row": number,
@@ -75,7 +74,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 class RankPool:
-    """Ranks that answer in an order of their own; a rank's calls are kept."""
+    """Ranks that answer in any order; calls are recorded."""
 
     def __init__(
         self, size: int, seed: int = 0, slow: int | None = None, spoil: Any = None
@@ -112,7 +111,7 @@ class RankPool:
 
 
 def accounted(results: list[list[dict[str, Any]]], numbers: list[int]) -> None:
-    """Every row once, in order, as what it must be."""
+    """Check that every row came once, in order, with the right result."""
     rows = [row for block in results for row in block]
     assert [row["_row"] for row in rows] == numbers
     for row in rows:
@@ -139,7 +138,7 @@ def accounted(results: list[list[dict[str, Any]]], numbers: list[int]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 23, 101])
 def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int) -> None:
-    """Whatever the number of rows, of ranks, and the order in which they finish."""
+    """For any number of rows and ranks, and any order of completion."""
     for seed in range(5):
         pool = RankPool(size, seed)
 
@@ -151,7 +150,7 @@ def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int
 
 @pytest.mark.parametrize("count", [1, 5, 9, 100])
 def test_ranks_in_step_are_all_called_in_every_round(count: int) -> None:
-    """A rank without rows is called with none: the others would wait for it."""
+    """A rank without rows gets an empty call: others would wait for it."""
     pool = RankPool(3)
 
     list(ranks.run_in_step(map(row, range(count)), pool, 3, 4))  # type: ignore[arg-type]
@@ -159,8 +158,8 @@ def test_ranks_in_step_are_all_called_in_every_round(count: int) -> None:
     assert {len(calls) for calls in pool.calls} == {-(-count // 12)}
 
 
-def test_a_round_without_a_good_row_calls_nobody() -> None:
-    """Not one rank, which is in step as well."""
+def test_a_round_without_a_good_row_calls_no_rank() -> None:
+    """Not even ranks in step."""
     pool = RankPool(2)
     bad = [row(6) | {"_row": number} for number in range(8)]
 
@@ -169,7 +168,7 @@ def test_a_round_without_a_good_row_calls_nobody() -> None:
 
 
 def test_the_next_round_starts_before_the_last_is_yielded() -> None:
-    """Ranks work while answers are being written."""
+    """Ranks work while answers are written."""
     pool = RankPool(2)
 
     result = ranks.run_in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
@@ -178,8 +177,8 @@ def test_the_next_round_starts_before_the_last_is_yielded() -> None:
     assert [len(calls) for calls in pool.calls] == [2, 2]
 
 
-def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
-    """The others do the work; what waits for the slow one's slice has a limit."""
+def test_a_slow_rank_gets_less_work() -> None:
+    """Others do the rest; only a limited number of rows waits for its slice."""
     pool = RankPool(2, slow=0)
     numbers: list[int] = []
 
@@ -201,14 +200,14 @@ def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
     "spoil",
     [lambda answers: answers[1:], lambda answers: answers * 2, lambda answers: answers[::-1]],
 )
-def test_answers_to_other_rows_end_the_job(mode: Any, spoil: Any) -> None:
-    """One too few, one twice, or in another order: nothing of it is passed on."""
+def test_mismatched_answers_fail_the_job(mode: Any, spoil: Any) -> None:
+    """One too few, a repeated one, or another order: none is passed on."""
     with pytest.raises(Failed, match="rank 0 was given 4 rows and answered others"):
         next(mode(map(row, range(4)), RankPool(1, spoil=spoil), 1, 4))
 
 
 def test_large_rows_make_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices are held in memory and sent."""
+    """Slices are stored in memory and sent."""
     monkeypatch.setattr(ranks, "SLICE_BYTES", 100)
     large = [row(number) | {"_data": b"x" * 60} for number in range(5)]
 
@@ -222,7 +221,7 @@ def test_few_rows_are_spread_over_all_ranks(rows: int, expected: int) -> None:
 
 
 def test_ranks_go_to_nodes_in_their_order() -> None:
-    """As many to each as have room for a whole rank."""
+    """As many per node as fit completely."""
     slots = ranks.rank_slots(job(size=4).data_parallel, 2)
 
     assert [(slot.rank, slot.ip) for slot in slots] == [
@@ -233,16 +232,16 @@ def test_ranks_go_to_nodes_in_their_order() -> None:
     ]
 
 
-def test_a_preprocess_stage_is_refused() -> None:
-    """It would be left out without a word."""
+def test_a_preprocess_stage_is_rejected() -> None:
+    """It would be silently ignored."""
     requests = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
 
     with pytest.raises(Refused, match="no `preprocess` stage"):
         next(ranks.run(requests, None, {}, None))
 
 
-def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
-    """A rank is never spread over nodes."""
+def test_ranks_that_do_not_fit_are_rejected() -> None:
+    """With the possible number; a rank is never split across nodes."""
     with pytest.raises(
         Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1"
     ) as refused:
@@ -277,12 +276,12 @@ def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
     ],
 )
 def test_experts_are_counted_in_all_known_keys(config: dict[str, Any], count: int) -> None:
-    """By the names that vLLM looks for, also in the language model of a larger one."""
+    """By vLLM's names, also in the language model of a larger one."""
     assert ranks.count_experts(config) == count
 
 
 def test_the_configuration_comes_from_the_models_folder(tmp_path: Path) -> None:
-    """With what the job puts over it."""
+    """With the job's overrides."""
     (tmp_path / "config.json").write_text('{"num_experts": 4, "a": 1}')
 
     assert ranks.read_configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {
@@ -291,10 +290,10 @@ def test_the_configuration_comes_from_the_models_folder(tmp_path: Path) -> None:
     }
 
 
-def test_a_configuration_that_cannot_be_read_is_refused(
+def test_an_unreadable_configuration_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken one, or one that is neither here nor in the hub's cache."""
+    """Invalid, or neither local nor in the hub's cache."""
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(Refused, match="cannot read") as refused:
         ranks.read_configuration(job(model=str(tmp_path)))
@@ -321,9 +320,8 @@ def test_a_configuration_that_cannot_be_read_is_refused(
 
 
 def test_expert_ranks_receive_their_peers_address() -> None:
-    """By vLLM's variables; the local rank is 0 because each sees its own devices only.
-
-    What a job asks for wins.
+    """In vLLM's variables; the local rank is 0, as it sees its own devices only. The job's values
+    win.
     """
     spec = job(args={"dtype": "float32", "model": "other"})
 
@@ -359,10 +357,10 @@ def test_expert_ranks_receive_their_peers_address() -> None:
     ],
     ids=["dense", "dense, two devices", "dense, two stages", "experts in each rank", "one rank"],
 )
-def test_how_a_rank_loads_follows_from_the_model(
+def test_variables_follow_from_the_model(
     spec: Any, moe: bool, together: bool, experts: Any, backend: str
 ) -> None:
-    """vLLM refuses its data-parallel variables for dense models."""
+    """vLLM rejects its data-parallel variables for dense models."""
     result = ranks.rank_settings(
         spec, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe
     )
@@ -386,16 +384,14 @@ def test_how_a_rank_loads_follows_from_the_model(
     ],
 )
 def test_the_layout_is_described(spec: Any, moe: bool, expected: str) -> None:
-    """In the words of the progress."""
+    """As in the progress."""
     assert ranks.describe_ranks(spec, ("10.0.0.1", 29600), moe=moe) == expected
 
 
 @pytest.mark.parametrize("moe", [False, True])
-def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
-    moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over several splits; a rank's failure reaches the caller, and the ranks are ended then
-    too.
+def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pending rows only, over several splits; a rank's failure reaches the caller, and the ranks
+    are stopped.
     """
     (tmp_path / "config.json").write_text(json.dumps({"num_experts": 4 if moe else 0}))
     crews: list[Any] = []
@@ -421,20 +417,20 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
         def start(self, settings: Any, text: str) -> None:
             self.settings, self.text = settings, text
 
-    def read_split(
-        job: Any, manifest: Any, split: Any, pending: list[tuple[int, int]]
-    ) -> Iterator[dict[str, Any]]:
-        for first, last in pending:
-            yield from map(row, range(first, last + 1))
+    def read_split(job: Any, manifest: Any, split: Any, pending: bytes) -> Iterator[dict[str, Any]]:
+        yield from map(row, row_numbers(pending, split.first))
 
     monkeypatch.setattr(ranks, "RankPool", Started)
     monkeypatch.setattr(reading, "read_split", read_split)
     monkeypatch.setattr(cluster, "connect", lambda logs: None)
     warned: list[str] = []
     progress = SimpleNamespace(warn=warned.append)
-    manifest = SimpleNamespace(splits=[SimpleNamespace(index=index) for index in range(3)])
-    pending = {0: [(0, 3), (8, 9)], 2: [(20, 40)]}
-    numbers = [0, 1, 2, 3, 8, 9, *range(20, 41)]
+    manifest = SimpleNamespace(
+        splits=[SimpleNamespace(index=index, first=10 * index) for index in range(3)]
+    )
+    first, third = [0, 1, 2, 3, 8, 9], range(20, 41)
+    pending = {0: bitmap(*first, first=0), 2: bitmap(*third, first=20)}
+    numbers = [*first, *third]
 
     accounted(
         list(

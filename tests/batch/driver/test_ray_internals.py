@@ -15,26 +15,25 @@ from launcher.batch.driver import ray_internals
 
 LAUNCHER = Path(launcher.__file__).parent
 ADAPTER = LAUNCHER / "batch" / "driver" / "ray_internals.py"
-# Without vLLM's plugin for CPUs, which is a part of vLLM by its nature: it stands in for classes of
-# its.
+# Without vLLM's plugin for CPUs, which replaces classes of vLLM.
 OTHERS = [
     path
     for folder in ("agent", "batch/driver", "distribute/node", "hosts/node", "network/probe")
     for path in sorted((LAUNCHER / folder).glob("*.py"))
     if path != ADAPTER
 ]
-# Of vLLM, what its documentation tells users to import.
+# vLLM's documented imports.
 VLLM = ("vllm", "vllm.sampling_params")
-OWN = ("self", "os")  # their private names are our own, or documented: `os._exit`
+OWN = ("self", "os")  # their private names are ours, or documented: `os._exit`
 
 
 def _private(name: str) -> bool:
-    """Tell whether a dotted name has a part that its library calls its own."""
+    """Return whether a dotted name has a private part."""
     return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return `a.b.c` as it is written; what is no name stands as `?`."""
+    """Return `a.b.c` as written; other expressions are `?`."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -51,7 +50,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _reached(tree: ast.AST) -> Iterator[str]:
-    """Yield the longest dotted names that reach into private parts of another package."""
+    """Yield the longest dotted names with private parts of another package."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in inner:
@@ -61,7 +60,7 @@ def _reached(tree: ast.AST) -> Iterator[str]:
 
 
 def _named(tree: ast.AST) -> set[str]:
-    """Return what is private, or not documented, of what is imported or named in quotes."""
+    """Return the private or undocumented names among imports and quoted names."""
     imports = {name for name in _imported(tree) if name.split(".")[0] in ("ray", "vllm")}
     undocumented = {
         name
@@ -80,11 +79,11 @@ def _named(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(LAUNCHER)))
-def test_only_the_adapter_reaches_into_ray(path: Path) -> None:
-    """A new Ray, or a new vLLM, breaks one place."""
+def test_only_the_adapter_uses_private_names(path: Path) -> None:
+    """A new version of Ray or vLLM breaks one module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert _named(tree) == set()
-    if path.parent == ADAPTER.parent:  # elsewhere nothing of Ray's or vLLM's goes from hand to hand
+    if path.parent == ADAPTER.parent:  # other modules do not pass objects of Ray or vLLM around
         assert set(_reached(tree)) == set()
 
 
@@ -103,16 +102,14 @@ def test_only_the_adapter_reaches_into_ray(path: Path) -> None:
         ("x = 'ray._private.worker'", {"ray._private.worker"}),
     ],
 )
-def test_the_scan_sees_what_is_private(line: str, result: set[str]) -> None:
-    """By an import, by an attribute, and by a name in quotes."""
+def test_the_scan_detects_private_names(line: str, result: set[str]) -> None:
+    """In an import, an attribute, and a quoted name."""
     tree = ast.parse(line)
     assert _named(tree) | set(_reached(tree)) == result
 
 
-def test_the_adapter_names_all_that_it_uses() -> None:
-    """`USED` is what to look at when Ray changes: nothing is missing there, and nothing is left
-    over.
-    """
+def test_the_adapter_lists_all_private_names() -> None:
+    """`USED` is the checklist for a new Ray: complete, without extra entries."""
     tree = ast.parse(ADAPTER.read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if not _lists_them(node)]
     overridden = {
@@ -138,7 +135,7 @@ def _last(name: str) -> str:
 
 
 class Context:
-    """A message of Ray's protocol; one that was not sent has no bytes."""
+    """A message of Ray's protocol; an unset one has no bytes."""
 
     def __init__(self, **options: str) -> None:
         self.__dict__ |= options
@@ -168,7 +165,7 @@ class Context:
     ],
 )
 def test_an_actors_death_reason_is_a_single_line(cause: Any, expected: str) -> None:
-    """Whichever of its contexts Ray has filled in."""
+    """For all of Ray's contexts."""
     assert ray_internals.death_reason(cause) == expected
 
 

@@ -1,7 +1,4 @@
-"""One replica of vLLM: its parameters, what becomes of its outputs, and why it does not start.
-
-The engine itself runs in the lab.
-"""
+"""One replica of vLLM: parameters, outputs, and failed starts. The lab runs the real engine."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from launcher.batch.driver.job import Failed
 from tests.batch.driver.jobs import job
 from tests.batch.driver.test_engine import prepared
 
-# Of vLLM's CPU build, whose engine and worker are processes of their own; shortened.
+# From vLLM's CPU build with separate engine and worker processes; shortened.
 DIED = """\
 (Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] WorkerProc failed to start.
 (Worker pid=431) ERROR 11-22 03:10:11 [multiproc_executor.py:870] Traceback (most recent call last):
@@ -37,11 +34,11 @@ for root cause.
 
 
 class TooLong(ValueError):
-    """Exception of a renderer."""
+    """A renderer's exception."""
 
 
 class Engine:
-    """Answers at once; a prompt of `abort` is given up."""
+    """A fake that answers at once; a prompt of `abort` is aborted."""
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
@@ -68,7 +65,7 @@ class Engine:
 
 
 class LLM:
-    """As much of `vllm.LLM` as a replica needs: a token a letter, at most eight of them."""
+    """A fake of `vllm.LLM`: one token per character, at most eight."""
 
     def __init__(self, **arguments: Any) -> None:
         assert arguments == {"model": "tiny"}
@@ -85,7 +82,7 @@ class LLM:
 
 
 class Params(SimpleNamespace):
-    """Sampling parameters that know a temperature."""
+    """Sampling parameters with a temperature."""
 
     def __init__(self, temperature: float = 1.0, structured_outputs: Any = None) -> None:
         if temperature < 0:
@@ -95,7 +92,7 @@ class Params(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A stand-in for vLLM."""
+    """A fake of vLLM."""
     vllm_module, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
     vllm_module.LLM, vllm_module.SamplingParams = LLM, Params  # type: ignore[attr-defined]
     sampling.StructuredOutputsParams = dict  # type: ignore[attr-defined]
@@ -106,8 +103,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
-    """Each row as the sink takes it: an answer, or the reason why there is none, with what it was;
-    what failed before passes by.
+    """As the sink expects: an answer, or the reason of its absence, with the input; earlier
+    failures pass through.
     """
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
     rows = prepared(job(tmp_path), *columns)
@@ -142,7 +139,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
 def test_long_rows_run_early_and_answers_stay_in_order(
     tmp_path: Path, order: Any, prompts: list[str]
 ) -> None:
-    """Unless the job wants the order of the input."""
+    """Unless the job requires input order."""
     texts = ["aa", "cccc", "a", "bbb"]
     rows = prepared(job(tmp_path), *({"text": text} for text in texts))
     result = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
@@ -152,8 +149,8 @@ def test_long_rows_run_early_and_answers_stay_in_order(
     assert result.llm.llm_engine.prompts == prompts
 
 
-def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
-    """Those of a chat, whose text vLLM never sees."""
+def test_tokens_are_unchanged(tmp_path: Path) -> None:
+    """Those of a chat; vLLM never gets its text."""
     (row,) = prepared(
         job(tmp_path, prompt={"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}),
         {"text": "hi"},
@@ -163,13 +160,13 @@ def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
 
 
 def test_encoder_decoder_engines_receive_the_prompt_itself() -> None:
-    """For an encoder and a decoder: which of them a text is for, vLLM knows."""
+    """vLLM assigns texts to encoder and decoder."""
     llm = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
 
     assert replica.render_prompt(llm, {"prompt": "hi"}) == {"prompt": "hi"}
 
 
-def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_loads() -> None:
+def test_rejected_sampling_parameters_fail_before_the_model_loads() -> None:
     """They are wrong for every row."""
     with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
         replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
@@ -183,15 +180,15 @@ def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_load
         (DIED, "NameError: name 'time' is not defined (Worker pid=431 on 10.0.0.1)"),
         (
             "nothing to see\n",
-            "an engine was killed during startup, most likely for lack of host memory",
+            "the engine was killed, most likely for lack of host memory",
         ),
     ],
 )
-def test_an_engine_that_does_not_start_shows_why(
+def test_a_failed_start_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, vllm: ModuleType, tmp_path: Path, log: str, last: str
 ) -> None:
-    """vLLM only points to what its own processes print; what is in the log of an earlier actor of
-    this process is not it.
+    """vLLM only points to its own processes' output; output of an earlier actor of the process does
+    not count.
     """
     path = tmp_path / "worker.out"
     path.write_text("ValueError: of an earlier actor\n")
@@ -208,7 +205,7 @@ def test_an_engine_that_does_not_start_shows_why(
     monkeypatch.setattr(replica, "await_output", lambda _: None)
     with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
         replica.Replica({"model": "tiny"}, "generate", {})
-    # Of what is raised where an actor is made, Ray passes on the text alone.
+    # Ray forwards only the text of an exception in an actor's constructor.
     failed = failures.explain(
         RuntimeError("".join(traceback.format_exception(raised.value))), "engine"
     )
@@ -219,10 +216,10 @@ def test_an_engine_that_does_not_start_shows_why(
     assert "earlier actor" not in failed.evidence
 
 
-def test_the_logs_of_a_process_are_the_files_that_ray_writes(
+def test_the_logs_of_a_process_are_rays_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With their lengths by then; stdout itself is a pipe, which cannot be read again."""
+    """With their current lengths; stdout itself is a pipe, which cannot be read again."""
     out, err = tmp_path / "worker.out", tmp_path / "worker.err"
     out.write_text("one\n")
     monkeypatch.setattr(replica, "log_paths", lambda: (str(out), str(err)))
@@ -230,8 +227,8 @@ def test_the_logs_of_a_process_are_the_files_that_ray_writes(
     assert replica.log_sizes() == {str(out): 4}
 
 
-def test_a_log_is_read_when_all_that_was_printed_is_in_it(tmp_path: Path) -> None:
-    """Ray passes on whole lines, a moment later."""
+def test_a_log_is_read_once_it_is_complete(tmp_path: Path) -> None:
+    """Ray forwards whole lines with a delay."""
     log = tmp_path / "worker.out"
     log.touch()
     program = (

@@ -1,5 +1,5 @@
-"""Rows of every format, good and hostile: each ends as a row or as an error row with its reason,
-and has its number.
+"""Rows of all formats, valid and hostile: every one is a row or an error row with a reason, and has
+a number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from launcher.batch.driver import rows
 from launcher.batch.driver.job import Failed
-from tests.batch.driver.jobs import errors, job, of, surveyed
+from tests.batch.driver.jobs import all_rows, bitmap, errors, job, of, surveyed
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -52,7 +52,7 @@ def test_blank_lines_and_bytes_that_are_not_utf8_are_error_rows(tmp_path: Path) 
 def test_a_line_that_is_no_json_object_is_an_error_row(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
-    """The rows around it are read."""
+    """Other rows are read."""
     results = of(tmp_path, "a.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
 
     assert reason in results[1]["_error"]
@@ -60,8 +60,8 @@ def test_a_line_that_is_no_json_object_is_an_error_row(
     assert len(results[1]["_raw"]) <= 4096
 
 
-def test_whole_pairs_large_integers_and_keys_that_come_twice_are_good(tmp_path: Path) -> None:
-    """Of a key that comes twice the last counts."""
+def test_surrogate_pairs_large_integers_and_repeated_keys_are_valid(tmp_path: Path) -> None:
+    """The last of a repeated key counts."""
     results = of(
         tmp_path,
         "a.jsonl",
@@ -73,7 +73,7 @@ def test_whole_pairs_large_integers_and_keys_that_come_twice_are_good(tmp_path: 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
 def test_a_huge_line_stays_within_the_memory_limit(tmp_path: Path, form: str) -> None:
-    """It is read past in blocks, by the survey and by the reader; the rows after it are found."""
+    """Survey and reader skip it in blocks, and read the rows after it."""
     small, large = tmp_path / "small", tmp_path / "large"
     for path, hole in ((small, 2 << 20), (large, 200 << 20)):
         with path.open("wb") as file:
@@ -85,7 +85,7 @@ def test_a_huge_line_stays_within_the_memory_limit(tmp_path: Path, form: str) ->
         f" Path\nread = {{'format': {form!r}, 'row_bytes': 1 << 20}}\n"
         f"found = lambda name: read_all(job(Path({str(tmp_path)!r}), name, read=read, work=name +"
         " '-work'))\n"
-        f"found({str(small)!r})\n"  # what the libraries take for themselves is taken
+        f"found({str(small)!r})\n"  # the libraries' own memory is allocated before
         "limit = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() +"
         " (120 << 20)\nresource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         f"found = found({str(large)!r})\n"
@@ -106,11 +106,11 @@ def test_a_huge_line_stays_within_the_memory_limit(tmp_path: Path, form: str) ->
 
 
 def test_only_pending_rows_are_read(tmp_path: Path) -> None:
-    """Others are passed over, whatever is wrong with them."""
+    """Others are skipped, even invalid ones."""
     (tmp_path / "a.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(10)))
     spec = job(tmp_path, tmp_path / "a.jsonl")
     manifest = surveyed(spec)
-    results = rows.read_split(spec, manifest, manifest.splits[0], [(1, 2), (7, 7)])
+    results = rows.read_split(spec, manifest, manifest.splits[0], bitmap(1, 2, 7, first=0))
 
     assert [(row["_row"], pickle.loads(row["_data"])["n"]) for row in results] == [
         (1, 1),
@@ -135,13 +135,13 @@ def test_a_file_that_changes_after_the_survey_is_not_read(tmp_path: Path, change
     with pytest.raises(
         Failed, match="is gone" if change == "gone" else "has changed since"
     ) as raised:
-        list(rows.read_split(spec, manifest, manifest.splits[0], [(0, 1)]))
+        list(rows.read_split(spec, manifest, manifest.splits[0], bitmap(0, 1, first=0)))
     assert raised.value.hint
     assert pickle.loads(pickle.dumps(raised.value)).message == raised.value.message
 
 
 def test_memory_of_reading_stays_small(tmp_path: Path) -> None:
-    """A file is read in blocks: 100 MB of rows cost far less."""
+    """100 MB of rows, read in blocks, take far less."""
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
         for _ in range(100):
@@ -152,7 +152,7 @@ def test_memory_of_reading_stays_small(tmp_path: Path) -> None:
     count = sum(
         1
         for split in manifest.splits
-        for _ in rows.read_split(spec, manifest, split, [(split.first, split.last)])
+        for _ in rows.read_split(spec, manifest, split, all_rows(split))
     )
 
     assert count == manifest.rows == 100_000

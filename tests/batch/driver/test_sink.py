@@ -47,9 +47,7 @@ def lines(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_answers_and_errors_are_written_side_by_side(tmp_path: Path, source: Path) -> None:
-    """Rows are in the order of their numbers; kept columns stand before the results; errors say
-    why.
-    """
+    """Ordered by number; copied columns come before the results; errors have reasons."""
     result = open_sink(job(tmp_path, source, keep={"n": None}, read={"id": "id"}))
     keep = pickle.dumps({"n": 7, "id": "r7"})
     assert (
@@ -84,7 +82,7 @@ def test_answers_and_errors_are_written_side_by_side(tmp_path: Path, source: Pat
     assert shown["tokens_cached"] == 1
 
 
-def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:
+def test_repeated_rows_are_dropped(tmp_path: Path, source: Path) -> None:
     """In one call, in a later one, and as an error after an answer; they are not counted."""
     result = open_sink(job(tmp_path, source))
     assert result.add([answered(1), answered(1), answered(2)]) == 2
@@ -96,7 +94,7 @@ def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:
 
 
 def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
-    """The rest waits for its seconds, or for the end."""
+    """The rest waits for its deadline, or for the end."""
     rows = open_sink(job(tmp_path, source, write={"rows_per_file": 4}))
     rows.add([answered(n) for n in range(10)])
     rows.tick()
@@ -108,8 +106,8 @@ def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
     assert len(lines(tmp_path / "out", "rows")) == 10
 
 
-def test_rows_that_waited_are_committed(tmp_path: Path, source: Path) -> None:
-    """So that a crash costs no more than the seconds."""
+def test_waiting_rows_are_committed(tmp_path: Path, source: Path) -> None:
+    """A crash costs only these seconds."""
     result = open_sink(job(tmp_path, source, write={"seconds": 0.0}))
     result.add([answered(1)])
     result.tick()
@@ -130,9 +128,8 @@ def test_large_rows_do_not_wait_for_others(
 
 
 def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
-    """Also a file in which a column is empty; a reader takes them all as one table.
-
-    A result wins over a kept column.
+    """Even with an empty column; readers take them as one table. A result wins over a copied
+    column.
     """
     (tmp_path / "in.jsonl").write_bytes(
         b'{"n": 1, "tags": ["a"], "answer": "mine", "score": 1.5}\n' * 9
@@ -172,9 +169,9 @@ def predicted(number: int, **columns: Any) -> dict[str, Any]:
     return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **columns}
 
 
-def test_a_class_s_columns_are_learned_from_the_first_file(tmp_path: Path, source: Path) -> None:
-    """Lists stay lists, objects become JSON; the next run knows them; a row that does not fit is an
-    error row, not lost.
+def test_columns_of_a_class_come_from_the_first_file(tmp_path: Path, source: Path) -> None:
+    """Lists stay lists, objects become JSON; the next run reuses them; a mismatching row is an
+    error row.
     """
     spec = job(tmp_path, source, mode="predict", write={"format": "parquet"})
     result = open_sink(spec)
@@ -208,10 +205,8 @@ def test_a_class_s_columns_are_learned_from_the_first_file(tmp_path: Path, sourc
     assert (result.progress.done, result.progress.errors) == (2, 2)
 
 
-def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None:
-    """NaN becomes null, decimals text, bytes base64; a value without any form makes an error
-    row.
-    """
+def test_values_in_json_lines(tmp_path: Path, source: Path) -> None:
+    """NaN becomes null, decimals text, bytes base64; unserializable values are error rows."""
     result = open_sink(job(tmp_path, source, mode="predict"))
     result.add([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
     result.add([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
@@ -224,10 +219,8 @@ def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None
     assert [line["row"] for line in lines(tmp_path / "out", "errors")] == [1, 2]
 
 
-def test_a_column_of_the_input_never_takes_the_place_of_the_number(
-    tmp_path: Path, source: Path
-) -> None:
-    """All columns are kept, and one of them is called `row`."""
+def test_an_input_column_never_replaces_the_number(tmp_path: Path, source: Path) -> None:
+    """With all columns copied, one of them called `row`."""
     result = open_sink(job(tmp_path, source, keep=None))
     result.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
     result.close()
@@ -236,8 +229,8 @@ def test_a_column_of_the_input_never_takes_the_place_of_the_number(
     assert (row["row"], row["n"], next(iter(row))) == (4, 1, "row")
 
 
-def test_a_row_that_fails_without_a_message_is_rejected(tmp_path: Path, source: Path) -> None:
-    """A class's values may raise anything, even an empty line."""
+def test_a_failure_without_a_message(tmp_path: Path, source: Path) -> None:
+    """A class's values may raise anything."""
 
     class Mute:
         def tolist(self) -> None:
@@ -251,8 +244,8 @@ def test_a_row_that_fails_without_a_message_is_rejected(tmp_path: Path, source: 
     assert [line["reason"] for line in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
 
 
-def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path) -> None:
-    """A run that finds them there already fails before it loads a model."""
+def test_too_many_errors_fail_the_job_after_a_commit(tmp_path: Path, source: Path) -> None:
+    """The next run fails before it loads a model."""
     spec = job(tmp_path, source, limits={"errors": 2})
     result = open_sink(spec)
     result.add([failed(0), failed(1), answered(2)])
@@ -275,13 +268,10 @@ def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path
         (errno.EIO, "cannot be"),
     ],
 )
-def test_a_disk_that_takes_nothing_is_explained(
+def test_a_full_disk_is_explained(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: str
 ) -> None:
-    """Nothing is tried again after it: the file may be there all the same.
-
-    The next run goes on; no half file is seen.
-    """
+    """Without a retry, as the file may exist. No partial file is visible to the next run."""
     spec = job(tmp_path, source)
     result = open_sink(spec)
     result.add([answered(n) for n in range(3)])
@@ -306,8 +296,8 @@ def test_a_disk_that_takes_nothing_is_explained(
     assert len(lines(tmp_path / "out", "rows")) == 3
 
 
-def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -> None:
-    """While many are written, each file that has its name is complete."""
+def test_readers_get_complete_files(tmp_path: Path, source: Path) -> None:
+    """While files are written, every named one is complete."""
     rows = open_sink(
         job(tmp_path, source, keep={"n": None}, write={"format": "parquet", "rows_per_file": 10})
     )
@@ -329,7 +319,7 @@ def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -
     try:
         for start in range(0, 600, 50):
             rows.add([answered(n) for n in range(start, start + 50)])
-            assert awaited(lambda least=start // 50: len(calls) > least)  # the reader had its turn
+            assert awaited(lambda least=start // 50: len(calls) > least)  # the reader has run
         rows.close()
     finally:
         over.set()
@@ -342,7 +332,7 @@ def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -
 def test_a_signal_waits_for_the_file(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop in the middle of a commit would leave it open whether its rows are written."""
+    """A stop during a commit would leave its outcome open."""
 
     class Stop(Exception):
         pass

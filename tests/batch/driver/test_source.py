@@ -1,6 +1,5 @@
-"""The read tasks of a job: few, small to send, over exactly the rows that are left.
-
-Ray Data itself runs in the lab.
+"""A job's read tasks: few, small to send, for exactly the pending rows. Ray Data itself runs in the
+lab.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import pytest
 
 from launcher.batch.driver import source
 from launcher.batch.driver.ray_internals import HEAD_RESOURCES
-from tests.batch.driver.jobs import job, surveyed
+from tests.batch.driver.jobs import all_rows, bitmap, job, surveyed
 
 
-def test_pending_rows_are_counted_over_all_intervals() -> None:
-    """Both ends of an interval are rows."""
-    assert source.count_rows({0: [(0, 9), (20, 20)], 3: [(100, 101)]}) == 13
+def test_pending_rows_are_counted_over_all_splits() -> None:
+    """The bits of all bitmaps."""
+    assert source.count_rows({0: bitmap(*range(10), 20, first=0), 3: bitmap(100, first=99)}) == 12
 
 
 def test_a_small_job_has_two_batches_per_replica() -> None:
@@ -29,22 +28,20 @@ def test_a_small_job_has_two_batches_per_replica() -> None:
 
 
 def test_the_first_replica_up_gets_no_more_than_its_share() -> None:
-    """With two replicas, half of the batches at most; never none."""
+    """With two replicas at most half of the batches, and at least one."""
     assert source.batches_in_flight(34, 64, 2_000, 2) == 16
     assert source.batches_in_flight(34, 64, 1_000_000, 2) == 34
     assert source.batches_in_flight(4, 256, 10, 3) == 1
 
 
 def test_neighbouring_splits_with_few_pending_rows_share_a_read_task() -> None:
-    """A thousand splits with one row left each are one task; a full split is one of its own."""
+    """A thousand splits with one pending row are one task; a full split is its own."""
     assert list(source.group_splits(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
     assert list(source.group_splits("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
 
 
 def test_read_tasks_stay_few_for_any_number_of_rows() -> None:
-    """Ten thousand splits become at most as many tasks as planning bears; rows that are one block
-    are read by one.
-    """
+    """Ten thousand splits become as many tasks as planning tolerates; a block of rows is one."""
     tasks = list(
         source.group_splits(range(10_000), [2_000] * 10_000, source.rows_per_task(20_000_000, 256))
     )
@@ -55,8 +52,8 @@ def test_read_tasks_stay_few_for_any_number_of_rows() -> None:
     )
 
 
-def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
-    """A task does not grow with the job, and its splits still find their files."""
+def test_a_read_task_has_only_its_own_splits_and_files(tmp_path: Path) -> None:
+    """It does not grow with the job."""
     paths = [tmp_path / f"{index:03}.jsonl" for index in range(50)]
     for index, path in enumerate(paths):
         path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
@@ -65,24 +62,28 @@ def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> No
     thin = source.thin_manifest(manifest, manifest.splits[40:42])
     assert [file.path for file in thin.files] == [str(path) for path in paths[40:42]]
     assert len(pickle.dumps(thin)) * 5 < len(pickle.dumps(manifest))
-    blocks = list(source.read_blocks(spec, thin, {40: [(121, 122)], 41: [(123, 123)]}))
+    blocks = list(
+        source.read_blocks(
+            spec, thin, {40: bitmap(121, 122, first=120), 41: bitmap(123, first=123)}
+        )
+    )
     assert [block.column("_row").to_pylist() for block in blocks] == [[121, 122], [123]]
 
 
 def test_blocks_of_one_split_stay_small(tmp_path: Path) -> None:
-    """A split can be a whole compressed file: it is handed on in blocks, not at once."""
+    """A split can be a whole compressed file."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * 100_000}) + "\n" for _ in range(200)))
     spec = job(tmp_path, path)
     manifest = surveyed(spec)
-    pending = {split.index: [(split.first, split.last)] for split in manifest.splits}
+    pending = {split.index: all_rows(split) for split in manifest.splits}
     blocks = list(source.read_blocks(spec, manifest, pending))
     assert sum(block.num_rows for block in blocks) == 200
     assert max(block.nbytes for block in blocks) < 2 * source.BLOCK_BYTES
 
 
 def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
-    """For good and bad rows and any columns: Ray Data never has to reconcile blocks."""
+    """For valid and bad rows, and any columns: Ray Data never has to reconcile blocks."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\nnot json\n\xff\n{"other": [1, {"x": null}]}\n')
     spec = job(tmp_path, path)
@@ -90,13 +91,13 @@ def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
     schemas = {
         str(block.schema)
         for row in range(4)
-        for block in source.read_blocks(spec, manifest, {0: [(row, row)]})
+        for block in source.read_blocks(spec, manifest, {0: bitmap(row, first=0)})
     }
     assert len(schemas) == 1
 
 
 def test_paths_are_read_on_the_head_even_beside_addresses() -> None:
-    """No other node is sure to have them."""
+    """Other nodes may not have them."""
     assert source.task_resources(("/data/a.jsonl",)) == {"resources": HEAD_RESOURCES}
     assert source.task_resources(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {
         "resources": HEAD_RESOURCES
@@ -104,8 +105,8 @@ def test_paths_are_read_on_the_head_even_beside_addresses() -> None:
     assert source.task_resources(("s3://bucket/a.jsonl", "gs://bucket/b.jsonl")) == {}
 
 
-def test_a_row_nested_too_deep_to_be_shown_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was read where more of the stack was left."""
+def test_a_deeply_nested_row_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader had more stack left."""
 
     def deep(*_: object, **__: object) -> str:
         raise RecursionError

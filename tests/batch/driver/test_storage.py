@@ -1,4 +1,4 @@
-"""Paths, addresses and globs; writing whole; what may be shown of an address."""
+"""Paths, addresses and globs; atomic writes; redacted addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.batch.driver.job import Refused
 
 @pytest.fixture(params=["local", "far"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder of this machine, and the same through another of pyarrow's filesystems."""
+    """A local folder, and the same through another filesystem of pyarrow."""
     for name in (
         "a.jsonl",
         "b.txt",
@@ -49,7 +49,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_sources_name_files(root: str, pattern: str, result: list[str]) -> None:
-    """Each comes back by a path that opens it again."""
+    """Every path can be opened again."""
     listed = storage.list_files(f"{root}/{pattern}")
 
     assert [file.path.removeprefix(root + "/") for file in listed] == result
@@ -58,7 +58,7 @@ def test_sources_name_files(root: str, pattern: str, result: list[str]) -> None:
 
 
 def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the region or the endpoint: every file of it needs it."""
+    """Its region or endpoint is needed for every file."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.txt").touch()
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
@@ -74,8 +74,8 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(requests) == {"s3://b?region=x"}
 
 
-def test_files_are_written_whole_and_deleted(root: str) -> None:
-    """An older one is replaced; to delete what is not there is no mistake."""
+def test_files_are_written_atomically_and_deleted(root: str) -> None:
+    """An older one is replaced; deleting a missing one is no error."""
     place = storage.open_location(f"{root}/new")
     place.make_folder()
     file = place.child("a.json")
@@ -93,7 +93,7 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
     )
 
 
-def test_an_unknown_scheme_is_refused() -> None:
+def test_an_unknown_scheme_is_rejected() -> None:
     """With the library's message."""
     with pytest.raises(Refused, match="foo://b/c cannot be opened") as raised:
         storage.open_location("foo://b/c")
@@ -101,7 +101,7 @@ def test_an_unknown_scheme_is_refused() -> None:
 
 
 def test_a_secret_in_an_address_is_not_shown() -> None:
-    """An address may carry a key."""
+    """An address may contain a key."""
     assert storage.mask_secrets("s3://key:secret@bucket/a") == "s3://bucket/a"
     with pytest.raises(Refused) as raised:
         storage.open_location("foo://key:secret@b/c")

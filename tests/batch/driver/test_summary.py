@@ -10,11 +10,8 @@ from launcher.batch.driver.progress import Tracker
 from tests.batch.driver.jobs import job, surveyed
 
 
-def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
-    """Also those that were killed: they leave their progress.
-
-    Beside the answers it lies when the job is done.
-    """
+def test_the_summary_covers_all_runs(tmp_path: Path) -> None:
+    """Killed ones too, from their progress. It is stored beside the answers of a finished job."""
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 10)
     spec = job(tmp_path, tmp_path / "in.jsonl")
     manifest = surveyed(spec)

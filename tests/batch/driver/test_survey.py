@@ -1,4 +1,4 @@
-"""Survey: files in order, rows counted and split, types inferred, and checks by a later run."""
+"""The survey: order of files, counted and split rows, inferred types, and checks by a later run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.batch.driver.jobs import job, read_all, surveyed
 
 
 def sound(manifest: Manifest) -> None:
-    """Splits follow on each other without a gap."""
+    """Check that splits are contiguous."""
     assert [split.index for split in manifest.splits] == list(range(len(manifest.splits)))
     assert [split.first for split in manifest.splits[:1]] in ([], [0])
     for item, other in pairwise(manifest.splits):
@@ -34,7 +34,7 @@ def sound(manifest: Manifest) -> None:
 
 
 def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
-    """As they are written down: `limit` takes the first ones."""
+    """In the written order: `limit` takes the first ones."""
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(f'{{"from": "{name}"}}\n')
     rows = read_all(job(tmp_path, tmp_path / "b.jsonl", tmp_path / "a.jsonl"))
@@ -43,9 +43,7 @@ def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """Folders are searched through but for hidden files and `_…`; a file that is named twice counts
-    once.
-    """
+    """Recursively, except for hidden files and `_…`; a repeated file counts once."""
     for name in ("b.jsonl", "sub/a.jsonl", ".hidden.jsonl", "_SUCCESS", "sub/.x/y.jsonl"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f'{{"from": "{name}"}}\n')
@@ -58,7 +56,7 @@ def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
 def test_files_are_cut_between_rows(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the lengths of the rows: each is read once, and is what it was."""
+    """For any lengths of rows: all are read once, unchanged."""
     monkeypatch.setattr(survey, "PIECE", 700)
     monkeypatch.setattr(survey, "SPLIT_ROWS", 50)
     monkeypatch.setattr(survey, "SPLIT_BYTES", 5000)
@@ -81,9 +79,7 @@ def test_files_are_cut_between_rows(
 
 
 def test_counting_is_fast(tmp_path: Path) -> None:
-    """Two million lines in seconds, on a machine that does other things: no line is looked at
-    alone.
-    """
+    """Two million lines in seconds on a busy machine, without a loop over lines."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"a line of text, about as long as some\n" * 2_000_000)
     started = time.process_time()
@@ -96,7 +92,7 @@ def test_counting_is_fast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
 def test_empty_files_have_no_rows(tmp_path: Path, form: str) -> None:
-    """Nor has a mark alone, or a header; a job without any row is no mistake."""
+    """Nor has a byte-order mark alone, or a header; a job without rows is no mistake."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(b"")
     (tmp_path / "in" / "b").write_bytes(b"\xef\xbb\xbf")
@@ -135,7 +131,7 @@ def test_parquet_row_groups_are_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
-    """Over several files; those after it are not read."""
+    """Over several files; later files are not read."""
     (tmp_path / "in").mkdir()
     data = b'{"n": 1}\n' * 3000
     (tmp_path / "in" / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -162,7 +158,7 @@ def test_a_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_types_are_those_of_the_first_rows(tmp_path: Path, values: list[str], type_: str) -> None:
-    """A mixture is JSON; what is never there may be anything later."""
+    """A mixture is JSON; an absent column may later have any type."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"c": {value}}}\n' for value in values) + "broken\n")
 
@@ -186,8 +182,8 @@ def test_a_later_run_reuses_the_manifest(tmp_path: Path) -> None:
     ]
 
 
-def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
-    """Files that are new, gone, longer, or written again."""
+def test_a_changed_input_is_rejected_with_the_difference(tmp_path: Path) -> None:
+    """New, removed, longer or rewritten files."""
     (tmp_path / "in").mkdir()
     for name in ("a", "b", "c"):
         (tmp_path / "in" / name).write_bytes(b'{"n": 1}\n')
@@ -209,8 +205,8 @@ def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
     ]
 
 
-def test_shipped_files_may_come_again(tmp_path: Path) -> None:
-    """Their digest is part of the job: when they were written says nothing."""
+def test_shipped_files_may_be_sent_again(tmp_path: Path) -> None:
+    """Their digest is part of the job, their time is not."""
     path = tmp_path / "work" / "input" / "0000-a.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(b'{"n": 1}\n')
@@ -221,7 +217,7 @@ def test_shipped_files_may_come_again(tmp_path: Path) -> None:
     assert len(read_all(spec)) == 1
 
 
-def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_a_changed_job_is_rejected_with_the_difference(tmp_path: Path) -> None:
     """It would mix two kinds of answers."""
     (tmp_path / "a.jsonl").write_bytes(b'{"n": 1}\n')
     surveyed(job(tmp_path, tmp_path / "a.jsonl"))
@@ -250,10 +246,10 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
         ("a.csv", b"\xff,a\n1,2\n", "csv", "has no header"),
     ],
 )
-def test_a_file_of_another_format_is_refused(
+def test_a_file_of_another_format_is_rejected(
     tmp_path: Path, name: str, data: bytes, form: str, expected: str
 ) -> None:
-    """Before any of its rows is read as what it is not."""
+    """Before any row is misread."""
     (tmp_path / name).write_bytes(data)
 
     with pytest.raises(Refused, match=expected) as raised:
@@ -262,16 +258,16 @@ def test_a_file_of_another_format_is_refused(
     assert not (tmp_path / "work" / "manifest.json").exists()
 
 
-def test_a_missing_source_is_refused(tmp_path: Path) -> None:
-    """A path, a glob that meets nothing, a folder without files."""
+def test_a_missing_source_is_rejected(tmp_path: Path) -> None:
+    """A path, a glob without matches, a folder without files."""
     (tmp_path / "empty").mkdir()
     for source in ("none.jsonl", "*.nothing", "empty"):
         with pytest.raises(Refused, match="no such file"):
             surveyed(job(tmp_path, tmp_path / source))
 
 
-def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
-    """The numbers of the rows hang on it."""
+def test_a_damaged_manifest_is_rejected(tmp_path: Path) -> None:
+    """Row numbers depend on it."""
     (tmp_path / "a.jsonl").write_bytes(b'{"n": 1}\n')
     spec: Any = job(tmp_path, tmp_path / "a.jsonl")
     surveyed(spec)

@@ -1,4 +1,4 @@
-"""Records of CSV files: cells, quotes and what breaks them."""
+"""Records of CSV files: cells, quotes and broken ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from tests.batch.driver.jobs import errors, of
 
 
 def test_csv_cells_have_the_names_of_the_header(tmp_path: Path) -> None:
-    """Quoted newlines, quotes and delimiters belong to their cell; a tab separates where the file's
-    ending says so.
-    """
+    """Quoted newlines and delimiters belong to their cell; .tsv files have tabs."""
     rows = of(
         tmp_path,
         "a.csv",
@@ -33,9 +31,7 @@ def test_csv_cells_have_the_names_of_the_header(tmp_path: Path) -> None:
 
 
 def test_broken_csv_records_are_error_rows(tmp_path: Path) -> None:
-    """Too few or too many cells, blank lines, wrong quotes, wrong bytes; those after them are
-    read.
-    """
+    """Too few or too many cells, blank lines, wrong quotes or bytes; later records are read."""
     data = b'a,b\n1\n1,2,3\n\n"x"y,2\n\xff,2\n5,6\n7,"never\nclosed\n'
     rows = of(tmp_path, "a.csv", data, read={"format": "csv"})
 
@@ -52,8 +48,8 @@ def test_broken_csv_records_are_error_rows(tmp_path: Path) -> None:
     assert len(rows) == 7
 
 
-def test_a_csv_record_over_the_limit_ends_where_its_quote_does(tmp_path: Path) -> None:
-    """Its lines are not taken for rows."""
+def test_a_csv_record_over_the_limit_ends_with_its_quote(tmp_path: Path) -> None:
+    """Its lines are not rows."""
     data = b'a,b\n1,"' + b"line, of\n" * 50 + b'"\n2,ok\n'
     rows = of(tmp_path, "a.csv", data, read={"format": "csv", "row_bytes": 100})
 

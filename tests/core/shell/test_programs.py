@@ -1,4 +1,4 @@
-"""The shell programs that nodes run, and how a file becomes the text that is sent."""
+"""Shell programs for nodes, and their assembly from files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.sh"))
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own in place of the package's."""
+    """The test's own folder in place of the package's."""
     monkeypatch.setattr(shell, "_FOLDER", tmp_path)
     monkeypatch.setattr(shell, "program_text", shell.program_text.__wrapped__)
     return tmp_path
@@ -35,8 +35,8 @@ def test_the_leading_comment_is_not_sent(files: Path) -> None:
     assert shell.program_text("a") == "echo 1 # one\n# two\n"
 
 
-def test_other_files_come_along(files: Path) -> None:
-    """As the shell includes them: in place, or as one quoted argument."""
+def test_included_files(files: Path) -> None:
+    """In place, or as one quoted argument."""
     (files / "begin.sh").write_text("#!/bin/sh\n# Begins.\n\nx=1\n")
     (files / "word.sh").write_text('# A word.\necho "it\'s $1"\n')
     (files / "a.sh").write_text('#!/bin/sh\n. ./begin.sh\n\nsh -c "$(cat ./word.sh)" sh "$x"\n')
@@ -48,14 +48,14 @@ def test_other_files_come_along(files: Path) -> None:
     assert expected == b"it's 1\n"
 
 
-def test_what_is_sent_needs_no_other_file() -> None:
-    """A node has none of them."""
+def test_sent_programs_need_no_other_file() -> None:
+    """Nodes have none of them."""
     for name in NAMES:
         assert "./" not in re.sub(r'"\./secrets/|"\./server/', "", shell.program_text(name)), name
 
 
 def test_every_program_is_valid_shell(tmp_path: Path) -> None:
-    """Also once it has been put together."""
+    """After assembly, too."""
     for name in NAMES:
         (tmp_path / name).write_text(shell.program_text(name))
     check = 'for each; do sh -n "$each" || echo "$each"; done'
@@ -80,9 +80,9 @@ def test_every_file_of_shell_is_used_and_packed() -> None:
         assert path.parent == FOLDER or f'"{path.name}"' in python, path
 
 
-def test_what_the_programs_take_for_granted_holds() -> None:
-    """Names that Python has as well."""
+def test_names_shared_with_python() -> None:
+    """They are equal on both sides."""
     assert f"label={docker.CLUSTER}=" in shell.program_text("probe")
     assert f"label={docker.CLUSTER}=" in shell.program_text("diagnosis")
     assert f'"{docker.ROLE}"' in shell.program_text("diagnosis")
-    assert f"cd /{image.SITE}\n" in shell.program_text("practice_image")
+    assert f"cd /{image.SITE}\n" in shell.program_text("lab_image")

@@ -41,7 +41,7 @@ class Side:
     streams: Streams | None = None
 
     def fetch(self, *peers: tuple[str, int]) -> None:
-        """Begin to fetch from these, the first one first."""
+        """Start to fetch from these peers, in this order."""
         self.upstream = Upstream(lambda event, **fields: self.log.append((event, fields)))
         self.upstream.set_peers([(name, "127.0.0.1", port) for name, port in peers])
         self.streams = Streams(self.store, self.tls, 2, self.upstream)
@@ -144,7 +144,7 @@ def test_a_node_of_another_copy_is_skipped(
     ],
     ids=["changed", "inserted"],
 )
-def test_changed_and_inserted_bytes_are_refused(
+def test_changed_and_inserted_bytes_are_rejected(
     side: Callable[..., Side],
     data: bytes,
     tls: Tls,
@@ -174,7 +174,7 @@ def test_changed_and_inserted_bytes_are_refused(
 def test_missing_chunks_are_awaited(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sign of life comes meanwhile, also for longer than the node's patience."""
+    """Heartbeats arrive meanwhile, even for longer than the node's timeout."""
     monkeypatch.setattr(server, "_HEARTBEAT_INTERVAL", 0.05)
     monkeypatch.setattr(fetcher, "SILENCE_TIMEOUT", 0.3)
     empty, honest, node = side("empty"), side("honest", data), side("node")
@@ -189,7 +189,7 @@ def test_missing_chunks_are_awaited(
 
 
 def test_a_chain_of_two(side: Callable[..., Side], data: bytes) -> None:
-    """Chunks are passed on as they arrive, and each byte is received once."""
+    """Chunks are passed on as they arrive, and all bytes are received once."""
     source, first, second = side("source", data), side("first"), side("second")
     second.fetch(("first", first.port), ("source", source.port))
     first.fetch(("source", source.port))
@@ -202,7 +202,7 @@ def test_a_chain_of_two(side: Callable[..., Side], data: bytes) -> None:
 def test_an_error_of_the_disk_is_reported(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no matter of the connection."""
+    """The connection is not to blame."""
     source, node = side("source", data), side("node")
 
     def refuse(*_: object) -> int:
@@ -218,7 +218,7 @@ def test_an_error_of_the_disk_is_reported(
 
 
 def test_a_changing_source_is_detected(tmp_path: Path) -> None:
-    """While it is read, before, and where a file is another one than was published."""
+    """During and before reading, and if a file differs from the published one."""
     (tmp_path / "a").write_bytes(bytes(10))
     for file, message in (
         (ManifestFile("a", 11), "another size"),

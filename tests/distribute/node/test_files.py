@@ -21,7 +21,7 @@ from launcher.distribute.node.files import (
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 20))
 def test_chunks_cover_every_byte_once(sizes: list[int], chunk: int) -> None:
-    """In the order of the files; files without bytes have none."""
+    """In the order of files; empty files have none."""
     manifest = CopyManifest([ManifestFile(f"f{at}", size) for at, size in enumerate(sizes)], chunk)
     covered = dict.fromkeys(range(len(sizes)), 0)
     for number in range(manifest.chunk_count):
@@ -46,7 +46,7 @@ def test_the_identity_is_that_of_files_and_chunks() -> None:
     "name",
     ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".", "a\0b", ".vlaunch/x", "x" * 256],
 )
-def test_names_that_lead_out_are_refused(name: str) -> None:
+def test_names_outside_the_folder_are_rejected(name: str) -> None:
     """Alone, and in a list of files."""
     with pytest.raises(UnsafeName):
         safe_name(name)
@@ -57,14 +57,14 @@ def test_names_that_lead_out_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "files", [[ManifestFile("a", -1)], [ManifestFile("a", 1), ManifestFile("a", 2)]]
 )
-def test_what_is_no_list_of_files_is_refused(files: list[ManifestFile]) -> None:
-    """Negative sizes, and a file that is named twice."""
+def test_invalid_lists_of_files_are_rejected(files: list[ManifestFile]) -> None:
+    """Negative sizes, and repeated files."""
     with pytest.raises(ValueError, match=r"negative|twice"):
         CopyManifest(files, 1)
 
 
-def test_links_on_the_way_must_not_lead_out(tmp_path: Path) -> None:
-    """A file itself may be a link, for it is replaced, not followed."""
+def test_parent_links_must_not_lead_out(tmp_path: Path) -> None:
+    """A file itself may be a link, because it is replaced, not followed."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()

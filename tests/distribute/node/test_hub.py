@@ -1,5 +1,5 @@
-"""Downloads by Hugging Face's own client from a simulated hub. Each runs in a program of its own,
-because the client caches its environment.
+"""Downloads by Hugging Face's own client from a fake hub, in separate programs, because the client
+caches its environment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def run_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a request to its end, and return its last event."""
+    """Run a request, and return its last event."""
     with start(request) as program:
         assert program.stdout is not None
         line = program.stdout.read()
@@ -76,8 +76,8 @@ def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
     )
 
 
-def test_what_a_hub_has() -> None:
-    """The commit, and each file's digest; also from a busy hub, and on nodes set to offline."""
+def test_files_of_a_hub() -> None:
+    """The commit, and all digests; even from a busy hub, and on nodes set to offline."""
     hub = Hub(FILES, busy=1)
     resolved = resolve(hub)
 
@@ -88,7 +88,7 @@ def test_what_a_hub_has() -> None:
 
 
 def test_a_gated_model(tmp_path: Path) -> None:
-    """Without a token, it is refused; with one, it is there."""
+    """It is rejected without a token, and listed with one."""
     resolved = resolve(Hub(FILES, token="hf_secret"))
     assert resolved["event"] == "failed"
     assert "GatedRepoError" in resolved["why"]
@@ -98,13 +98,13 @@ def test_a_gated_model(tmp_path: Path) -> None:
 
 
 def test_a_missing_model() -> None:
-    """Or not for everybody."""
+    """Or a private one."""
     assert "RepositoryNotFoundError" in resolve(Hub(FILES, name="org/other"))["why"]
 
 
 @pytest.mark.parametrize("redirects", [False, True])
-def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
-    """Only requested files are downloaded, also where large files are stored elsewhere."""
+def test_an_interrupted_download_resumes(tmp_path: Path, redirects: bool) -> None:
+    """Only requested files are downloaded, even if large files are stored elsewhere."""
     hub = keeps = Hub(FILES, broken=1)
     if redirects:
         hub = Hub(FILES, elsewhere=keeps.start())
@@ -118,8 +118,8 @@ def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
     assert (snapshot.parents[1] / "refs" / "main").read_text() == COMMIT
 
 
-def test_it_ends_with_its_input(tmp_path: Path) -> None:
-    """The program exits when the launcher is gone."""
+def test_the_program_exits_with_its_input(tmp_path: Path) -> None:
+    """Like the launcher."""
     program = start(download(Hub(FILES, rate=100_000), tmp_path))
     time.sleep(1)
     assert program.stdin is not None

@@ -1,4 +1,4 @@
-"""Saving an image into files, and loading it from copied ones, with stand-ins for Docker."""
+"""Export of an image into files, and import of copied files, with a fake Docker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request_(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
-    """Blobs are compared with their names when they are copied; the login alone may see them."""
+    """Blobs are verified by name when they are copied; only the SSH user may read them."""
     exported = images.export_image(request_)
 
     root = Path(request_["root"])
@@ -47,7 +47,7 @@ def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
 
 
 def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -> None:
-    """Old Dockers use links: each becomes a file of its own."""
+    """Old versions of Docker use links: every layer becomes a file."""
     (tmp_path / "saved").write_bytes(classic())
     exported = images.export_image(request_)
 
@@ -58,7 +58,7 @@ def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -
 
 
 def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> None:
-    """Unless it is another image, or a file of it has gone."""
+    """Unless it has changed, or a file is missing."""
     exported = images.export_image(request_)
     root = Path(request_["root"])
     (tmp_path / "saved").unlink()
@@ -74,7 +74,7 @@ def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_too_little_space(request_: dict[str, Any]) -> None:
-    """The error comes before anything is written."""
+    """The error comes before any write."""
     with pytest.raises(OSError, match="bytes needed"):
         images.export_image({**request_, "need": 2**60})
     assert list(Path(request_["root"]).iterdir()) == []
@@ -95,8 +95,10 @@ def test_too_little_space(request_: dict[str, Any]) -> None:
         (tar_of({".vlaunch/image.json": b"x"}), "leads out of its folder"),
     ],
 )
-def test_what_is_no_image(request_: dict[str, Any], tmp_path: Path, data: bytes, why: str) -> None:
-    """Is refused, and does not count the next time."""
+def test_an_invalid_archive(
+    request_: dict[str, Any], tmp_path: Path, data: bytes, why: str
+) -> None:
+    """It is rejected, and does not count the next time."""
     (tmp_path / "saved").write_bytes(data)
     for _ in range(2):
         with pytest.raises((images.DockerCommandError, UnsafeName), match=why):
@@ -104,7 +106,7 @@ def test_what_is_no_image(request_: dict[str, Any], tmp_path: Path, data: bytes,
     assert not (tmp_path / "scratch" / "evil").exists()
 
 
-def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
+def test_a_missing_image(request_: dict[str, Any]) -> None:
     """The error has Docker's message."""
     request_["save"] = ["sh", "-c", "echo no such image >&2; exit 1"]
     with pytest.raises(images.DockerCommandError, match="`docker save` failed: no such image"):
@@ -112,7 +114,7 @@ def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
 
 
 def test_a_folder_of_another_user_is_rejected(tmp_path: Path) -> None:
-    """That user could read and change the files; a link leads elsewhere."""
+    """Its owner could read and change the files; a link leads elsewhere."""
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("open", "link"):
@@ -121,7 +123,7 @@ def test_a_folder_of_another_user_is_rejected(tmp_path: Path) -> None:
 
 
 def test_dropping_leaves_nothing(tmp_path: Path) -> None:
-    """Not the folders above it, except those with other files, and `top`'s parents."""
+    """Not even parent folders, except those with other files, and `top`'s parents."""
     top = tmp_path / "top"
     images.create_private_folder(str(top / "c" / "n" / "i"), str(top))
     images.create_private_folder(str(top / "c" / "m"), str(top))
@@ -134,7 +136,7 @@ def test_dropping_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_docker_loads_copied_files(tmp_path: Path) -> None:
-    """Under their names, also those that are parts still, and an empty one."""
+    """Under their names, including partial files and an empty one."""
     contents = {"blobs/sha256/a": b"one" * 5000, "empty": b"", "manifest.json": b"[]"}
     root = tmp_path / "x"
     (root / ".vlaunch").mkdir(parents=True)
@@ -155,7 +157,7 @@ def test_docker_loads_copied_files(tmp_path: Path) -> None:
     assert loaded == contents
 
 
-def test_docker_refuses(tmp_path: Path) -> None:
+def test_docker_rejects_the_image(tmp_path: Path) -> None:
     """The error has Docker's own message, however much input it has read."""
     (tmp_path / "a").write_bytes(bytes(3_000_000))
     store = ChunkStore(
@@ -169,7 +171,7 @@ def test_docker_refuses(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_json(request_: dict[str, Any]) -> None:
-    """As the launcher reads it."""
+    """In the launcher's format."""
     exported = images.export_image(request_)
 
     assert json.loads(json.dumps(exported)) == exported

@@ -1,4 +1,4 @@
-"""Models of a node, as its program lists and removes them."""
+"""A node's models: listing and removal by its program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scan_model(hub: Path, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_model_of_the_cache(hub: Path) -> None:
-    """Its revision and its files; a link is the blob that it names, which is its digest."""
+    """Its revision and files; a link is its blob, named by digest."""
     model = scan_model(hub, files=True)
     (revision,) = model["revisions"]
 
@@ -67,7 +67,7 @@ def test_a_model_of_the_cache(hub: Path) -> None:
     ],
 )
 def test_the_reason_names_missing_files(hub: Path, gone: list[str], why: str) -> None:
-    """By the index, or by what every model has."""
+    """By the index, or by the files of all models."""
     for name in gone:
         (hub / "models--org--m" / "snapshots" / COMMIT / name).unlink()
 
@@ -75,14 +75,14 @@ def test_the_reason_names_missing_files(hub: Path, gone: list[str], why: str) ->
 
 
 def test_a_link_without_content(hub: Path) -> None:
-    """Its blob is gone."""
+    """Its blob is missing."""
     (hub / "models--org--m" / "snapshots" / COMMIT / "m-2.safetensors").resolve().unlink()
 
     assert scan_model(hub)["revisions"][0]["why"] == "m-2.safetensors has no content"
 
 
-def test_a_link_that_leaves_the_blobs_is_a_file(hub: Path, tmp_path: Path) -> None:
-    """It has its own name, and no digest."""
+def test_a_link_outside_the_blobs_is_a_file(hub: Path, tmp_path: Path) -> None:
+    """With its own name, and without a digest."""
     (tmp_path / "notes.txt").write_bytes(b"notes")
     link = hub / "models--org--m" / "snapshots" / COMMIT / "notes.txt"
     link.symlink_to(tmp_path / "notes.txt")
@@ -104,7 +104,7 @@ def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
 
 
 def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
-    """Only those that look like models, or that a copy has started."""
+    """Only models, and unfinished copies."""
     for name, file in (
         ("mine", "config.json"),
         ("begun", ".vlaunch/journal"),
@@ -123,7 +123,7 @@ def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    """Neither is its cache."""
+    """And a missing cache."""
     assert (
         scan_models({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})[
             "models"
@@ -132,7 +132,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     )
 
 
-def test_removing(hub: Path) -> None:
-    """All of it; the freed bytes are returned."""
+def test_removal(hub: Path) -> None:
+    """Completely; the freed bytes are returned."""
     assert place.remove_model(str(hub / "models--org--m")) > 0
     assert list(hub.iterdir()) == []

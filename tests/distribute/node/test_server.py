@@ -15,8 +15,8 @@ from launcher.distribute.node.server import Listener
 from launcher.distribute.node.store import ChunkStore
 
 
-def test_idle_connections_delay_nobody(tmp_path: Path) -> None:
-    """The oldest of them is ended where there are too many, and no other."""
+def test_idle_connections_delay_no_others(tmp_path: Path) -> None:
+    """The oldest is closed if there are too many."""
     store = ChunkStore(
         str(tmp_path), CopyManifest([ManifestFile("a", 10)], 10), DigestRecords(str(tmp_path))
     )

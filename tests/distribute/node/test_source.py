@@ -22,14 +22,14 @@ CHUNKS = 64
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder on a disk if there is one: `tmp_path` may be in memory."""
+    """Return a folder on a disk if possible: `tmp_path` may be in memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
         yield Path(path)
 
 
 @pytest.fixture
 def store(folder: Path) -> ChunkStore:
-    """Two files, a large one and one of less than a chunk, both in memory."""
+    """Return two files in the page cache: a large one, and one of less than a chunk."""
     for name, size in (("large", CHUNK * CHUNKS), ("small", 5000)):
         (folder / name).write_bytes(os.urandom(size))
     if not on_a_disk(folder / "large"):
@@ -41,10 +41,8 @@ def store(folder: Path) -> ChunkStore:
     return ChunkStore(str(folder), manifest, DigestRecords(str(folder)))
 
 
-def test_what_arrived_last_stays_while_the_copy_runs(
-    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next node may be fetching it; earlier chunks are dropped once."""
+def test_recent_chunks_stay_in_memory(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next node may be fetching them; earlier chunks are dropped once."""
     monkeypatch.setattr(source, "READ_AHEAD", 20 * CHUNK)
     behind, path = PageCache(store), Path(store.root) / "large"
     for number in range(CHUNKS // 2):
@@ -56,8 +54,8 @@ def test_what_arrived_last_stays_while_the_copy_runs(
     assert first == in_memory(path) == (CHUNKS - (CHUNKS // 2 - 20)) * CHUNK
 
 
-def test_at_the_end_all_is_forgotten(store: ChunkStore) -> None:
-    """Also what was not on the disk yet; small files are not worth it."""
+def test_at_the_end_all_is_dropped(store: ChunkStore) -> None:
+    """Including unwritten data; small files are not worth it."""
     path = Path(store.root) / "large"
     path.write_bytes(os.urandom(CHUNK * CHUNKS))
     assert in_memory(path) == CHUNK * CHUNKS

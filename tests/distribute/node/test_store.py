@@ -1,4 +1,4 @@
-"""Chunks of a node, and the ones that count."""
+"""A node's chunks, and their validity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(root: Path, *, sum_: str = "", source: bool = False, believed: bool = 
 
 
 def fill(chunk_store: ChunkStore, *numbers: int) -> None:
-    """Write chunks as they would come."""
+    """Write chunks as if received."""
     hand = FileHandle(chunk_store)
     for number in numbers:
         _, offset, size = chunk_store.manifest.locate_chunk(number)
@@ -51,8 +51,8 @@ def digest(number: int) -> bytes:
     return hashlib.sha256(DATA[CHUNK * number : CHUNK * (number + 1)]).digest()
 
 
-def test_what_was_written_is_compared_after_an_interruption(tmp_path: Path) -> None:
-    """It counts when it is right; a line that was cut off, or names no chunk, is nothing."""
+def test_written_chunks_are_verified_after_an_interruption(tmp_path: Path) -> None:
+    """Correct ones count; incomplete or invalid lines are ignored."""
     fill(store(tmp_path), 0, 2)
     with (tmp_path / ".vlaunch" / "journal").open("a") as file:
         file.write("99\nx\n1")
@@ -70,7 +70,7 @@ def test_what_was_written_is_compared_after_an_interruption(tmp_path: Path) -> N
 
 
 def test_parts_of_another_copy_are_dropped(tmp_path: Path) -> None:
-    """Its files were others."""
+    """They belong to other files."""
     fill(store(tmp_path), 0)
     (tmp_path / ".vlaunch" / "journal").write_text("0" * 64 + "\n0\n")
 
@@ -79,8 +79,8 @@ def test_parts_of_another_copy_are_dropped(tmp_path: Path) -> None:
 
 
 def test_a_complete_copy_is_recorded(tmp_path: Path) -> None:
-    """By its record: nothing has to be read, neither as a source nor where the name is a digest;
-    elsewhere what the source has counts.
+    """With its record no file has to be read, neither as a source nor if the name is a digest; else
+    the source's content counts.
     """
     chunk_store = store(tmp_path, sum_=SUM)
     fill(chunk_store, 0, 1, 2, 3)
@@ -97,7 +97,7 @@ def test_a_complete_copy_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_not_trusted(tmp_path: Path) -> None:
-    """Also one with its old size and time."""
+    """Even with its old size and time."""
     chunk_store = store(tmp_path, sum_=SUM)
     fill(chunk_store, 0, 1, 2, 3)
     finish(chunk_store)
@@ -109,7 +109,7 @@ def test_a_changed_file_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_a_different_file_is_fetched_completely(tmp_path: Path) -> None:
-    """Into a part: the old file stays readable until the end."""
+    """Into a partial file: the old one stays readable until the end."""
     tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
     chunk_store = store(tmp_path)
     hand, buffer = FileHandle(chunk_store), memoryview(bytearray(CHUNK))
@@ -124,8 +124,8 @@ def test_a_different_file_is_fetched_completely(tmp_path: Path) -> None:
     assert tmp_path.joinpath("a").read_bytes() == DATA
 
 
-def test_what_is_unfinished_can_be_dropped(tmp_path: Path) -> None:
-    """And is counted."""
+def test_unfinished_files_can_be_dropped(tmp_path: Path) -> None:
+    """And are counted."""
     fill(store(tmp_path), 0, 1)
 
     assert place.unfinished_bytes(str(tmp_path)) > 0
@@ -134,7 +134,7 @@ def test_what_is_unfinished_can_be_dropped(tmp_path: Path) -> None:
 
 
 def test_links_and_names_come_last(tmp_path: Path) -> None:
-    """As Hugging Face's cache has them: relative, and found under the name of a revision."""
+    """As in Hugging Face's cache: relative, and listed under the name of a revision."""
     chunk_store = store(tmp_path)
     fill(chunk_store, 0, 1, 2, 3)
     request = {
@@ -152,7 +152,7 @@ def test_links_and_names_come_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["parts/0", "parts/1", "parts", "journal", "records"])
 def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -> None:
-    """Whoever may write to a model's folder must not choose which file its bytes go to."""
+    """A user with write access to a model's folder must not redirect bytes to another file."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     root = tmp_path / "m"
@@ -173,7 +173,7 @@ def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -
 
 @pytest.mark.parametrize("name", ["records/files.json.new", "records/files.digests.new"])
 def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str) -> None:
-    """Nor in that of a name of a revision, `refs/main.new`."""
+    """Nor in place of a revision's name, `refs/main.new`."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     chunk_store = store(tmp_path / "m")
@@ -188,7 +188,7 @@ def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str)
     assert victim.read_text() == "mine"
 
 
-def test_a_state_folder_of_another_user_is_refused(
+def test_a_state_folder_of_another_user_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Except of the model's owner, or of the user to which NFS maps root."""
@@ -202,8 +202,8 @@ def test_a_state_folder_of_another_user_is_refused(
         state_folder(str(tmp_path), "parts")
 
 
-def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
-    """Before anything is written, and where the record would be."""
+def test_a_label_outside_is_rejected(tmp_path: Path) -> None:
+    """Before any write, and in the record's path."""
     label = "../../../../outside/evil"
     with pytest.raises(UnsafeName, match="leads out"):
         place.check_names({"label": label})

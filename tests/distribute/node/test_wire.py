@@ -48,7 +48,7 @@ def test_the_server_confirms_the_purpose(purpose: bytes) -> None:
     assert results == [purpose, None]
 
 
-def test_a_request_of_another_copy_is_refused() -> None:
+def test_a_request_of_another_copy_is_rejected() -> None:
     """So is one for an invalid stream."""
     own, other = "ab" * 32, "cd" * 32
     requests = [(0, 2, own, bytes(3)), (0, 2, other, bytes(3)), (2, 2, own, bytes(3))]

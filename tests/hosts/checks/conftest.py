@@ -1,4 +1,4 @@
-"""Inventories and facts for judges: a good node to spoil."""
+"""Inventories and facts for judges: a healthy node to modify."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Good = Callable[..., HostFacts]
 
 @pytest.fixture
 def load() -> Load:
-    """Load an inventory of two nodes with more keys at the top, or other nodes."""
+    """Load an inventory of two nodes with further top-level keys, or other nodes."""
 
     def make(extra: str = "", nodes: str = "") -> Inventory:
         two = (
@@ -38,7 +38,7 @@ def load() -> Load:
 
 @pytest.fixture
 def good() -> Callable[..., HostFacts]:
-    """Return the facts of a node on which everything is as it should be, with changes."""
+    """Return the facts of a healthy node, with changes."""
 
     def make(ip: str = "10.0.0.11", **changed: Any) -> HostFacts:
         two = tuple(
@@ -80,7 +80,7 @@ def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
 
 
 def first(id_: str, load: Load, facts: HostFacts, extra: str = "", **own: str) -> Finding:
-    """Ask one check about one node."""
+    """Run one check on one node, and return its finding."""
     keys = {"host": "gpu01", "ip": "10.0.0.11", "gpus": "2", **own}
     nodes = "nodes: [{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}]"
     (finding,) = judge(id_, load(extra, nodes), gpu01=facts)

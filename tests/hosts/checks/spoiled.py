@@ -1,6 +1,4 @@
-"""A healthy cluster of three nodes, and cases that break one thing each, with the expected
-findings.
-"""
+"""A healthy cluster of three nodes, and cases with one fault and its expected findings."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ ROCE = "network: {fabric: roce, hca: [mlx5_0]}"
 
 
 def inventory(extra: str = ROCE, own: Mapping[str, str] | None = None, count: int = 3) -> Inventory:
-    """Load an inventory of the nodes; `own` has more keys of single nodes, in YAML's short form."""
+    """Load an inventory of the nodes; `own` has further keys of single nodes, in flow style."""
     nodes = ", ".join(
         f"{{host: {name}, ip: {IPS[name]}, gpus: 2{(own or {}).get(name, '')}}}"
         for name in NODES[:count]
@@ -68,7 +66,7 @@ def inventory(extra: str = ROCE, own: Mapping[str, str] | None = None, count: in
 
 
 def survey(**changed: Any) -> Survey:
-    """Return what a healthy node says of itself, with changes."""
+    """Return a healthy node's survey, with changes."""
     good = Survey(
         port_range=(32768, 60999),
         kernel="6.8.0-50-generic",
@@ -136,7 +134,7 @@ def facts(name: str, **changed: Any) -> HostFacts:
 
 
 def inside(**changed: Any) -> ContainerView:
-    """Return what a healthy container sees, with changes."""
+    """Return a healthy container's view, with changes."""
     good = ContainerView(
         memlock_unlimited=True,
         ipc_lock=True,
@@ -144,12 +142,13 @@ def inside(**changed: Any) -> ContainerView:
         libibverbs="/usr/lib/libibverbs.so.1",
         python="3.12.3",
         ray="2.60.0",
+        vllm="0.32.0",
     )
     return replace(good, **changed)
 
 
 def port_probe(source: str, target: str, **changed: Any) -> PortProbe:
-    """Return what a node sees of a healthy one, with changes."""
+    """Return a healthy node's port probe, with changes."""
     good = PortProbe(
         source=source,
         target=target,
@@ -163,11 +162,9 @@ def port_probe(source: str, target: str, **changed: Any) -> PortProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One fault.
-
-    `red` has the status of each node that must turn red, `also` other checks that turn red too.
-    `text` and `fix` are parts of the findings. `facts`, `survey`, `inside` and `files` change
-    single nodes (`*`: all), `port_probes` single directions, `evidence` the whole.
+    """One fault. `red` has the status of every affected node, `also` further failing checks. `text`
+    and `fix` are parts of the findings. `facts`, `survey`, `inside` and `files` change single nodes
+    (`*`: all), `port_probes` single directions, `evidence` all of it.
     """
 
     id: str
@@ -214,13 +211,13 @@ def _of(changes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 
 def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
-    """Ask one check, the case's own by default."""
+    """Run one check, the case's own by default."""
     (result,) = run_checks(case.build_evidence(), ids=[id_ or case.id])
     return result.findings
 
 
 def turns_red(case: Case) -> None:
-    """Assert that only this check turns red, on the expected nodes, with text and fix."""
+    """Assert that only this check fails, on the expected nodes, with text and fix."""
     results = {result.check.id: result for result in run_checks(case.build_evidence())}
     red = [finding for finding in results[case.id].findings if finding.status in ("fail", "warn")]
 
@@ -239,7 +236,7 @@ def turns_red(case: Case) -> None:
 
 
 def stays_unknown(case: Case, reason: str) -> None:
-    """Assert that a check is skipped with its reason, and red nowhere."""
+    """Assert that a check is skipped with its reason, and no check fails."""
     texts = {finding.status: finding.text for finding in findings(case)}
 
     assert "fail" not in texts
@@ -247,7 +244,7 @@ def stays_unknown(case: Case, reason: str) -> None:
 
 
 def named(case: object) -> str:
-    """Return a readable test id for a case; nothing for other parameters."""
+    """Return a readable test ID for a case; none for other parameters."""
     return f"{case.id}: {case.text}"[:70] if isinstance(case, Case) else ""
 
 

@@ -28,7 +28,7 @@ def addresses(name: str) -> tuple[Address, ...]:
 
 
 def lost(*peers: str) -> tuple[Lookup, ...]:
-    """Return lookups of which none was answered."""
+    """Return unanswered lookups."""
     own = Lookup(kind="own", subject="gpu01", seconds=5.01, answered=False)
     return (*(replace(own, kind="reverse", subject=peer) for peer in peers), own)
 
@@ -197,8 +197,8 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
@@ -225,7 +225,7 @@ def test_loopback_link_local_and_second_addresses_are_no_second_interface() -> N
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)
 
 
@@ -241,7 +241,7 @@ def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> 
     ],
 )
 def test_nccl_takes_prefixes_and_gloo_whole_names(value: str, status: str) -> None:
-    """As their documentation says."""
+    """As documented."""
     judged = findings(Case(id="interface", red={}, text="", fix="", extra=f"env: {{{value}}}"))
 
     assert {finding.status for finding in judged} == {status}
@@ -272,7 +272,7 @@ def test_of_two_nodes_the_second_is_compared_with_the_head() -> None:
 
 
 def test_the_resolver_configuration_is_the_evidence() -> None:
-    """Its own configuration, so that the wrong server shows."""
+    """The node's own, which shows a wrong server."""
     case = next(case for case in CASES if case.id == "names-resolve")
     by_node = {finding.node: finding for finding in findings(case)}
 
@@ -280,8 +280,8 @@ def test_the_resolver_configuration_is_the_evidence() -> None:
     assert by_node["gpu01"].status == "pass"
 
 
-def test_what_could_not_be_looked_up_is_skipped() -> None:
-    """A node without getent."""
+def test_missing_lookups_are_skipped() -> None:
+    """On a node without getent."""
     case = Case(id="names-resolve", red={}, text="", fix="", survey={"gpu01": {"lookups": None}})
     (finding,) = [finding for finding in findings(case) if finding.node == "gpu01"]
 

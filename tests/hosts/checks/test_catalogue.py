@@ -1,4 +1,4 @@
-"""The catalogue as a whole: complete, in order, green where all is well, and never green without
+"""The catalogue as a whole: complete, ordered, passing on healthy nodes, and never without
 evidence.
 """
 
@@ -19,8 +19,8 @@ from tests.hosts.checks.spoiled import HEALTHY, NODES, facts, inventory
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "checks.md"
 
 
-def test_a_healthy_cluster_has_nothing_red() -> None:
-    """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
+def test_a_healthy_cluster_has_no_failures() -> None:
+    """With RoCE and GPUs all checks run, except those for other hardware."""
     results = run_checks(HEALTHY.build_evidence())
     skipped = {
         result.check.id: result.findings[0].text for result in results if result.status == "skip"
@@ -39,9 +39,7 @@ def test_a_healthy_cluster_has_nothing_red() -> None:
 
 
 def test_every_pass_has_a_text() -> None:
-    """So that folding by equal answers shows what differs; a check's own sentence stands where
-    there is no value.
-    """
+    """Folding by text shows differences; without a value the check's own title is the text."""
     assert all(
         finding.text
         for result in run_checks(HEALTHY.build_evidence())
@@ -49,8 +47,8 @@ def test_every_pass_has_a_text() -> None:
     )
 
 
-def test_nothing_is_green_without_evidence() -> None:
-    """Nodes that answered with nothing are never passed by what asks more than the login."""
+def test_no_check_passes_without_evidence() -> None:
+    """Empty answers pass only the login check."""
     bare = type(facts("gpu01"))()
     results = run_checks(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
     green = {
@@ -101,8 +99,8 @@ def test_a_probe_without_a_survey_covers_only_some_checks() -> None:
     }
 
 
-def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
-    """One SKIP for the cluster, not one for each node."""
+def test_a_cpu_cluster_skips_checks_of_gpus() -> None:
+    """With one SKIP for the cluster, not one per node."""
     evidence = replace(HEALTHY.build_evidence(), inventory=inventory("accelerator: cpu"))
     results = {result.check.id: result for result in run_checks(evidence)}
 
@@ -125,10 +123,8 @@ def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
     )
 
 
-def test_a_node_that_was_not_reached_fails_once() -> None:
-    """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the
-    same.
-    """
+def test_an_unreachable_node_fails_once() -> None:
+    """In `ssh`, with the reason, and SKIP elsewhere; the others are checked all the same."""
     evidence = HEALTHY.build_evidence()
     remaining = {name: facts for name, facts in evidence.facts.items() if name != "gpu02"}
     missing = {"gpu02": "no route to host\nssh: connect to host gpu02"}
@@ -145,7 +141,7 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
 
 
 def test_a_single_node_has_no_peers() -> None:
-    """And is not compared with itself."""
+    """It is not compared with itself."""
     alone = {"gpu01": facts("gpu01")}
     evidence = replace(HEALTHY.build_evidence(), inventory=inventory(count=1), facts=alone)
     results = {result.check.id: result for result in run_checks(evidence)}
@@ -154,8 +150,8 @@ def test_a_single_node_has_no_peers() -> None:
     assert results["mtu"].status == "pass"
 
 
-def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
-    """Not even if only the second one is selected."""
+def test_a_check_needs_its_prerequisites() -> None:
+    """Even if only that check is selected."""
     evidence = HEALTHY.build_evidence()
     broken = replace(
         evidence.facts["gpu03"],
@@ -170,7 +166,7 @@ def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
 
 
 def test_the_essential_checks_are_part_of_the_catalogue() -> None:
-    """With the same ids: `check` reports under the same name as `up`."""
+    """With the same IDs: `check` and `up` report under one name."""
     ids = [check.id for check in CATALOGUE]
 
     assert len(set(ids)) == len(ids)
@@ -178,15 +174,15 @@ def test_the_essential_checks_are_part_of_the_catalogue() -> None:
 
 
 def test_the_order_is_that_of_the_groups() -> None:
-    """From the login to the model; each group has a check."""
+    """From the login to the model; every group has a check."""
     groups = [check.group for check in CATALOGUE]
 
     assert groups == sorted(groups, key=GROUPS.index)
     assert set(groups) == set(GROUPS)
 
 
-def test_needs_are_checks_that_exist() -> None:
-    """And none needs itself."""
+def test_prerequisites_exist() -> None:
+    """No check is its own."""
     ids = {check.id for check in CATALOGUE}
 
     assert all(set(check.needs) <= ids - {check.id} for check in CATALOGUE)
@@ -201,7 +197,7 @@ def test_needs_are_checks_that_exist() -> None:
         ({"group": ["reach"], "only": ["shm"]}, ["ssh", "sudo", "shm"]),
     ],
 )
-def test_checks_are_chosen_by_id_and_group(commands: dict[str, Any], ids: list[str]) -> None:
+def test_checks_are_selected_by_id_and_group(commands: dict[str, Any], ids: list[str]) -> None:
     """Always in the catalogue's order."""
     assert [check.id for check in select_checks(**commands)] == ids
     assert len(select_checks()) == len(CATALOGUE)
@@ -216,7 +212,7 @@ def test_checks_are_chosen_by_id_and_group(commands: dict[str, Any], ids: list[s
     ],
 )
 def test_an_unknown_id_has_a_suggestion(commands: dict[str, Any], message: str) -> None:
-    """And what there is."""
+    """And a list of valid ones."""
     with pytest.raises(RequestError) as caught:
         select_checks(**commands)
 
@@ -225,7 +221,7 @@ def test_an_unknown_id_has_a_suggestion(commands: dict[str, Any], message: str) 
 
 
 def test_every_check_has_its_section_in_the_documentation() -> None:
-    """In the catalogue's order, with what the check says of itself."""
+    """In the catalogue's order, with its own title."""
     text = DOCS.read_text()
     sections = dict(
         re.findall(r"^### ([a-z-]+)\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL)

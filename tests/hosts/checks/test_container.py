@@ -1,4 +1,4 @@
-"""One image everywhere, with the Ray and Python that were meant, and what containers see."""
+"""Images, with their Ray and Python, and the view from inside containers."""
 
 from __future__ import annotations
 
@@ -54,6 +54,28 @@ CASES = (
         text="Ray 2.48.0, while gpu[01,03] has 2.60.0",
         fix="`docker rmi --force`",
         inside={"gpu02": {"ray": "2.48.0"}},
+        also=("supported-versions",),
+    ),
+    Case(
+        id="supported-versions",
+        red=dict.fromkeys(NODES, "fail"),
+        text="vLLM 0.19.1 does not work with vlaunch, which needs 0.22 or newer",
+        fix="set `image:` to a checked one",
+        inside={"*": {"vllm": "0.19.1"}},
+    ),
+    Case(
+        id="supported-versions",
+        red=dict.fromkeys(NODES, "warn"),
+        text="vLLM 0.99.0 is newer than vlaunch was checked with",
+        fix="set `image:` to a checked one",
+        inside={"*": {"vllm": "0.99.0"}},
+    ),
+    Case(
+        id="supported-versions",
+        red={"gpu03": "fail"},
+        text="vLLM 0.19.1 does not work with vlaunch, which needs 0.22 or newer",
+        fix="set `image:` to a checked one",
+        inside={"gpu03": {"vllm": "0.19.1"}},
     ),
     Case(
         id="python-version",
@@ -96,6 +118,26 @@ UNKNOWN = (
     ),
     (
         Case(
+            id="supported-versions",
+            red={},
+            text="",
+            fix="",
+            inside={"*": {"ray": "", "vllm": ""}},
+        ),
+        "the container has neither vLLM nor Ray",
+    ),
+    (
+        Case(
+            id="supported-versions",
+            red={},
+            text="",
+            fix="",
+            inside={"*": {"ray": "", "vllm": "0.1.dev7+g1a2b3c4"}},
+        ),
+        "vLLM 0.1.dev7+g1a2b3c4 is not a release",
+    ),
+    (
+        Case(
             id="python-version",
             red={},
             text="",
@@ -123,7 +165,7 @@ def facts(identity: str | None) -> HostFacts:
 
 
 def judged(inventory: Inventory, **identities: str | None) -> Sequence[Finding]:
-    """Ask about nodes with these images."""
+    """Return the findings for nodes with these images."""
     facts_by_node = {name: facts(identity) for name, identity in identities.items()}
     return container.judge_image_identity(Evidence(inventory=inventory, facts=facts_by_node))
 
@@ -139,7 +181,7 @@ def test_the_same_image_everywhere_passes(load: Load) -> None:
 
 
 def test_an_odd_image_is_compared_with_the_majority(load: Load) -> None:
-    """Whoever differs from most is the one to mend, and both ids are shown."""
+    """The node that differs from most is to be fixed, and both IDs are shown."""
     (finding,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
 
     assert (finding.node, finding.status, finding.text) == (
@@ -152,8 +194,8 @@ def test_an_odd_image_is_compared_with_the_majority(load: Load) -> None:
     assert "by digest" in finding.fix
 
 
-def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
-    """Also without a registry."""
+def test_a_missing_image_has_a_fix(load: Load) -> None:
+    """With and without a registry."""
     (finding,) = judged(load(), gpu01="a", gpu02=None)
 
     assert (finding.node, finding.text) == ("gpu02", f"image {NAME} is missing")
@@ -174,7 +216,7 @@ def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
     ],
 )
 def test_exact_versions_are_required(out: str, code: int, status: str, load: Load) -> None:
-    """Ray refuses a cluster of two versions, and pickles do not cross Pythons."""
+    """Ray rejects a cluster of two versions, and pickles depend on Python's."""
     node = load().head
     judge = container.judge_versions([node], "2.60.0", "3.12.3")
     (finding,) = judge({"gpu01": [Answer(node="gpu01", code=code, out=out)]})
@@ -239,10 +281,8 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
         ),
     ],
 )
-def test_gpus_are_counted_where_they_will_be_used(
-    answer: Answer, status: str, text: str, load: Load
-) -> None:
-    """In a container; a known failure is reported by its cause."""
+def test_gpus_are_counted_in_containers(answer: Answer, status: str, text: str, load: Load) -> None:
+    """A known failure is reported by its cause."""
     (finding,) = container.judge_gpus([load().head])({"gpu01": [answer]})
 
     assert (finding.status, finding.text) == (status, text)
@@ -250,12 +290,12 @@ def test_gpus_are_counted_where_they_will_be_used(
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)

@@ -10,9 +10,9 @@ CASES = (
     Case(
         id="docker-version",
         red={"gpu02": "fail"},
-        text="Docker 18.09.7 is older than 19.03",
+        text="Docker 19.03.15 is older than 20.10",
         fix="install a current Docker",
-        facts={"gpu02": {"docker_version": "18.09.7"}},
+        facts={"gpu02": {"docker_version": "19.03.15"}},
     ),
     Case(
         id="docker-storage",
@@ -73,13 +73,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
-def test_systemd_is_no_trouble_without_gpus() -> None:
-    """Only devices that NVIDIA's hook hands out get lost."""
+def test_the_systemd_driver_is_fine_without_gpus() -> None:
+    """Only devices added by NVIDIA's hook get lost."""
     case = Case(
         id="cgroup-driver",
         red={},
@@ -96,5 +96,5 @@ def test_systemd_is_no_trouble_without_gpus() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)

@@ -19,7 +19,7 @@ from tests.hosts.checks.conftest import Good, Load, first, judge
     "extra", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
 )
 def test_a_good_node_passes_every_check(check: Any, extra: str, load: Load, good: Good) -> None:
-    """On every accelerator and fabric."""
+    """For all accelerators and fabrics."""
     facts = {"gpu01": good(), "gpu02": good("10.0.0.12")}
     findings = check.judge(Evidence(inventory=load(extra), facts=facts))
 
@@ -27,7 +27,7 @@ def test_a_good_node_passes_every_check(check: Any, extra: str, load: Load, good
 
 
 def test_checks_have_unique_ids_and_full_descriptions() -> None:
-    """The id is an anchor of the documentation; `what` is a fact that holds if the check passes."""
+    """The ID is an anchor of the documentation; `what` is a fact that holds if the check passes."""
     ids = [check.id for check in ESSENTIAL]
 
     assert len(set(ids)) == len(ids)
@@ -75,7 +75,7 @@ def test_checks_have_unique_ids_and_full_descriptions() -> None:
 def test_a_failing_docker_has_a_cause(
     message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
-    """Each cause has its own fix, with Docker's message as evidence."""
+    """Causes have their own fixes, with Docker's message as evidence."""
     finding = first("docker", load, good(docker_version=None, part_errors={"docker": message}))
 
     assert (finding.status, finding.text, finding.evidence) == ("fail", text, message)
@@ -120,7 +120,7 @@ def test_a_slow_docker_is_not_reported_as_down(
 
 @pytest.mark.parametrize("status", ["fail", "pass"])
 def test_the_declared_nvidia_gpus_must_exist(status: str, load: Load, good: Good) -> None:
-    """Fewer is a failure that says how many; more is none."""
+    """Fewer are a failure with their number; more are not."""
     finding = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
 
     assert finding.status == status
@@ -130,7 +130,7 @@ def test_the_declared_nvidia_gpus_must_exist(status: str, load: Load, good: Good
 
 
 def test_gpu_ids_of_a_node_must_exist(load: Load, good: Good) -> None:
-    """By their index or their UUID, whichever others there are."""
+    """By index or UUID."""
     assert first("accelerator", load, good(), gpus="[1]").status == "pass"
     finding = first("accelerator", load, good(), gpus="[1, 5]")
 
@@ -158,15 +158,15 @@ def test_gpu_ids_of_a_node_must_exist(load: Load, good: Good) -> None:
 def test_gpus_belong_to_a_single_cluster(
     value: GpuAllocation, text: str, fix: str, load: Load, good: Good
 ) -> None:
-    """Docker gives one to as many containers as ask for it; our own are no others."""
+    """Docker assigns a GPU to any number of containers; our own do not count."""
     finding = first("gpu-shared", load, good(gpu_allocations=(value,)), gpus="[0]")
 
     assert (finding.status, finding.text) == ("fail" if text else "pass", text)
     assert fix in finding.fix
 
 
-def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -> None:
-    """No container with GPUs starts on such a host, whichever it asks for."""
+def test_a_lost_gpu_is_a_failure(load: Load, good: Good) -> None:
+    """No container with GPUs starts on such a host, whichever GPUs it uses."""
     message = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
     finding = first("accelerator", load, good(lost_gpus=(message,)), gpus="2")
 
@@ -179,7 +179,7 @@ def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -
 
 
 def test_a_missing_driver_is_reported_with_its_message(load: Load, good: Good) -> None:
-    """`nvidia-smi` is not there."""
+    """For a missing `nvidia-smi`."""
     finding = first(
         "accelerator", load, good(gpus=None, part_errors={"gpus": "nvidia-smi: not found"})
     )
@@ -213,7 +213,7 @@ def test_the_declared_amd_gpus_must_exist(
 def test_a_privileged_container_needs_all_gpus_of_its_node(
     accelerator: str, gpus: str, status: str, load: Load, good: Good
 ) -> None:
-    """It sees all of them, whichever Docker hands out, and ranks would take the first ones."""
+    """It has access to all of them, and ranks would use the first ones."""
     extra = f"accelerator: {accelerator}\nprivileged: true"
     finding = first("accelerator", load, good(amd_renders=(128, 129)), extra, gpus=gpus)
 
@@ -224,7 +224,7 @@ def test_a_privileged_container_needs_all_gpus_of_its_node(
 
 
 def test_cpu_slots_need_no_device(load: Load) -> None:
-    """They are what Ray counts, nothing more."""
+    """They are only a number for Ray."""
     assert not ACCELERATOR.applies(load("accelerator: cpu"))
 
 
@@ -249,15 +249,13 @@ def test_docker_needs_nvidias_runtime_or_hook(
         assert finding.evidence == "runtimes: " + (", ".join(runtimes) or "none")
 
 
-def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
-    load: Load, good: Good
-) -> None:
+def test_the_runtime_is_skipped_without_docker(load: Load, good: Good) -> None:
     """The check `docker` reports it."""
     assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
 
 
 def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) -> None:
-    """The addresses that are there are the evidence, without loopback."""
+    """The existing addresses are the evidence, without loopback."""
     finding = first("address", load, good("10.9.9.9"))
 
     assert (finding.status, finding.text, finding.evidence) == (
@@ -325,10 +323,10 @@ def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
 
 
 @pytest.mark.parametrize(("id_", "missing"), [("address", "addresses"), ("ports", "listening")])
-def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
+def test_unknown_values_are_skipped_with_the_reason(
     id_: str, missing: str, load: Load, good: Good
 ) -> None:
-    """Never green."""
+    """They never pass."""
     finding = first(id_, load, good(**{missing: None}))
 
     assert finding.status == "skip"
@@ -336,7 +334,7 @@ def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
 
 
 def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
-    """A fix is a thing to do."""
+    """A fix is an instruction."""
     bad = good(
         "10.9.9.9",
         docker_version=None,
@@ -371,10 +369,10 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
         ({"docker_version": None}, "skip", "Docker did not answer"),
     ],
 )
-def test_only_roots_docker_will_do(
+def test_rootless_docker_is_rejected(
     changed: dict[str, Any], status: str, text: str, load: Load, good: Good
 ) -> None:
-    """Others are rejected, once."""
+    """Once."""
     facts = good(**changed)
     finding = first("docker-engine", load, facts)
 
@@ -394,10 +392,10 @@ def test_only_roots_docker_will_do(
         ((), {"/data/hf": "default_t"}, "pass"),
     ],
 )
-def test_selinux_must_let_containers_read_what_they_mount(
+def test_selinux_labels_of_mounts(
     security: tuple[str, ...], labels: dict[str, str] | None, status: str, load: Load, good: Good
 ) -> None:
-    """Only where it enforces, and Docker has it on; the fix labels just those folders."""
+    """Only if it enforces, and Docker uses it; the fix labels just those folders."""
     finding = first("selinux", load, good(security=security, selinux=labels))
 
     assert finding.status == status

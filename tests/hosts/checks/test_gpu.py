@@ -1,4 +1,4 @@
-"""GPUs of one model, without trouble, with a driver for the image."""
+"""GPUs of one model, without faults, with a driver for the image."""
 
 from __future__ import annotations
 
@@ -227,13 +227,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_a_passing_gpu_reports_its_model_and_count() -> None:
-    """The value to fold by."""
+    """The text for folding."""
     assert (
         findings(Case(id="gpu-model", red={}, text="", fix=""))[0].text
         == "2 × NVIDIA H100 80GB HBM3"
@@ -242,12 +242,12 @@ def test_a_passing_gpu_reports_its_model_and_count() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)
 
 
-def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
-    """Its trouble is none of this cluster's."""
+def test_unused_gpus_are_not_judged() -> None:
+    """Their faults do not matter."""
     every = inventory()
     first, two, three = every.nodes
     smaller = replace(every, nodes=(first, replace(two, gpus=1, gpu_ids=("0",)), three))
@@ -259,7 +259,7 @@ def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
 
 
 def test_a_node_with_a_single_gpu_may_use_a_mig_instance() -> None:
-    """A warning; GPUs that the node does not use count for nothing."""
+    """A warning; unused GPUs do not count."""
     every = inventory()
     first, two, three = every.nodes
     states = (GpuState(index=0, mig=True), GpuState(index=1))
@@ -325,8 +325,8 @@ def test_a_missing_image_is_judged_by_its_tag() -> None:
         ("vllm/vllm-openai@sha256:" + "0" * 64, ""),
     ],
 )
-def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
-    """Nothing is guessed of other people's images."""
+def test_cuda_versions_of_tags(image: str, cuda: str) -> None:
+    """Other images' tags are not interpreted."""
     assert tag_cuda(image) == cuda
 
 
@@ -344,7 +344,7 @@ def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
 def test_a_driver_without_a_requirement_does_not_pass(
     image: str, images: dict[str, Image], reason: str
 ) -> None:
-    """An old driver may be too old for what will be pulled."""
+    """It may be too old for the future image."""
     case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
     evidence = case.build_evidence()
     (result,) = run_checks(
@@ -361,7 +361,7 @@ def test_a_driver_without_a_requirement_does_not_pass(
     [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")],
 )
 def test_a_passing_driver_reports_the_requirement(images: dict[str, Image], text: str) -> None:
-    """The image itself, or its tag while it is not there."""
+    """The image's, or the tag's without an image."""
     judged = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
 
     assert {(finding.status, finding.text) for finding in judged} == {
@@ -374,7 +374,7 @@ def test_a_passing_driver_reports_the_requirement(images: dict[str, Image], text
     ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
 )
 def test_every_setting_for_a_channel_counts(extra: str) -> None:
-    """NVIDIA's hook, Docker's devices, or all devices, as far as the inventory shows."""
+    """NVIDIA's hook, Docker's devices, or all devices, as far as the inventory has them."""
     case = Case(
         id="imex",
         red={},
@@ -390,7 +390,7 @@ def test_every_setting_for_a_channel_counts(extra: str) -> None:
 
 
 def test_a_channel_in_the_container_is_enough() -> None:
-    """However it came there."""
+    """From any source."""
     case = Case(id="imex", red={}, text="", fix="", facts=PRESENT, survey=CHANNEL, inside=CHANNEL)
 
     assert {finding.text for finding in findings(case)} == {"channel0, in the container"}
@@ -399,15 +399,15 @@ def test_a_channel_in_the_container_is_enough() -> None:
 @pytest.mark.parametrize(
     ("facts", "text"), [({}, "no GPU here has NVLink"), (PRESENT, "the node was not surveyed")]
 )
-def test_what_cannot_be_judged_is_skipped(facts: dict[str, dict[str, object]], text: str) -> None:
-    """Other GPUs have nothing of the kind."""
+def test_other_gpus_are_skipped(facts: dict[str, dict[str, object]], text: str) -> None:
+    """They have no IMEX channels."""
     judged = findings(Case(id="imex", red={}, text="", fix="", facts=facts))
 
     assert {finding.status for finding in judged} == {"skip"}
     assert all(finding.text.startswith(text) for finding in judged)
 
 
-def test_channels_are_read() -> None:
+def test_channels_are_parsed() -> None:
     """Their names, none without any, and None without a query."""
 
     def read(text: str | None) -> tuple[str, ...] | None:

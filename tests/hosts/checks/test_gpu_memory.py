@@ -1,4 +1,4 @@
-"""GPU memory in use by others, and the rest for a server."""
+"""GPU memory in use by other programs, and the rest for a server."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_an_unknown_list_of_processes_is_skipped() -> None:
-    """Never green."""
+    """It never passes."""
     case = Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu01": {"gpu_processes": None}})
 
     assert findings(case)[0].status == "skip"
     assert "did not report which" in findings(case)[0].text
 
 
-def test_the_clusters_own_containers_are_no_strangers() -> None:
-    """A second look finds them, as it should."""
+def test_the_clusters_own_containers_do_not_count() -> None:
+    """They run during a second check."""
     changed = {"containers": (CONTAINER,), "gpu_processes": (OURS,)}
     judged = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
 
@@ -75,8 +75,8 @@ def test_the_evidence_has_the_processs_owner() -> None:
     )
 
 
-def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> None:
-    """Containers are distinguished by id."""
+def test_other_containers_count() -> None:
+    """Containers are distinguished by ID."""
     other = replace(OURS, container="deadbeef")
     changed = {"containers": (CONTAINER,), "gpu_processes": (OURS, other)}
     judged = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
@@ -87,8 +87,8 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
     )
 
 
-def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
-    """Their users do not concern this cluster."""
+def test_unused_gpus_are_not_judged() -> None:
+    """Their users do not matter."""
     every = inventory()
     first, two, three = every.nodes
     smaller = replace(every, nodes=(first, replace(two, gpus=1, gpu_ids=("0",)), three))
@@ -120,7 +120,7 @@ DRAWN = replace(
 
 
 def test_memory_of_a_display_is_reported() -> None:
-    """Beside what this cluster's own containers hold: the driver lists no program that draws."""
+    """Beside the cluster's own containers: the driver does not list graphics programs."""
     turns_red(DRAWN)
 
 
@@ -137,8 +137,10 @@ def test_up_only_warns() -> None:
     ("count", "share", "status"),
     [(2, 0.9, "fail"), (1, 0.9, "pass"), (2, 0.1, "pass"), (2, 0.15, "fail")],
 )
-def test_a_server_needs_what_others_leave(count: int, share: float, status: str) -> None:
-    """70,000 of 81,559 MiB of one of two GPUs are in use; fewer GPUs, or less of each, may do."""
+def test_a_server_uses_the_remaining_memory(count: int, share: float, status: str) -> None:
+    """70,000 of 81,559 MiB of one of two GPUs are in use; fewer GPUs, or less memory of both, may
+    suffice.
+    """
     _, finding = judge_server_memory(BUSY.build_evidence(), {"gpu01": 2, "gpu02": count}, share)
 
     assert finding.status == status

@@ -1,4 +1,4 @@
-"""The login, the clock, disks, shared memory, and what a logout or a reboot would end."""
+"""SSH login, clock, disks, shared memory, and effects of a logout or a reboot."""
 
 from __future__ import annotations
 
@@ -222,13 +222,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_a_node_reports_its_ssh_user() -> None:
-    """The value to fold by."""
+    """The text for folding."""
     assert {finding.text for finding in findings(Case(id="ssh", red={}, text="", fix=""))} == {
         "answers, as ops"
     }
@@ -236,7 +236,7 @@ def test_a_node_reports_its_ssh_user() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)
 
 
@@ -256,7 +256,7 @@ def test_users_that_keep_shared_memory_at_logout(spared: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
-def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
+def test_private_shared_memory_survives_a_logout(
     survey: dict[str, object],
 ) -> None:
     """logind's settings do not matter then."""
@@ -278,15 +278,15 @@ def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
         (None, 10 * GB, 1 * GB, 3 * GB),
     ],
 )
-def test_the_object_store_is_as_large_as_ray_makes_it(
+def test_the_object_store_has_rays_size(
     expected: int | None, memory: int, shm: int, store: int
 ) -> None:
-    """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
+    """Three tenths of memory, limited by 200 GB and by shared memory, but not below 10 GB."""
     assert object_store_size(expected, memory, shm) == store
 
 
 def test_an_object_store_that_fits_is_reported_with_its_sizes() -> None:
-    """The value to fold by."""
+    """The text for folding."""
     case = Case(
         id="shm", red={}, text="", fix="", extra=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
     )
@@ -326,7 +326,7 @@ def test_an_object_store_that_fits_is_reported_with_its_sizes() -> None:
 def test_a_pass_claims_only_verified_facts(
     changed: dict[str, object], files: dict[str, int] | None, text: str
 ) -> None:
-    """A model that no node has may be of any size."""
+    """A model on no node may have any size."""
     judged = findings(
         Case(
             id="disk",
@@ -386,7 +386,7 @@ def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
     ],
 )
 def test_unknown_free_space_is_skipped(changed: dict[str, object], reason: str) -> None:
-    """Never green."""
+    """It never passes."""
     finding = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
 
     assert finding.status == "skip"
@@ -394,7 +394,7 @@ def test_unknown_free_space_is_skipped(changed: dict[str, object], reason: str) 
 
 
 def test_a_model_that_is_a_path_is_not_counted() -> None:
-    """It need not be on the same disk."""
+    """It may be on another disk."""
     case = Case(
         id="disk",
         red={},
@@ -454,10 +454,10 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
         (None, "skip", "could not be checked"),
     ],
 )
-def test_the_state_directory_must_take_what_is_written(
+def test_the_state_directory_must_be_usable(
     state: StateDir | None, status: str, text: str, load: Load, good: Good
 ) -> None:
-    """Room, right and file system; the fix is another place."""
+    """Space, permission and file system; the fix is another directory."""
     finding = first("state-dir", load, good(state=state), "state_dir: /srv/v")
 
     assert (finding.status, text in finding.text) == (status, True), finding

@@ -108,13 +108,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_a_model_on_all_nodes_is_reported_with_its_size() -> None:
-    """The value to fold by."""
+    """The text for folding."""
     assert {finding.text for finding in findings(Case(id="model", red={}, text="", fix=""))} == {
         "org/model: 2 files, 5.00 GB"
     }
@@ -122,12 +122,12 @@ def test_a_model_on_all_nodes_is_reported_with_its_size() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)
 
 
 def test_of_two_copies_the_complete_copy_is_the_reference() -> None:
-    """Though the other has more bytes so far."""
+    """Although the other has more bytes so far."""
     partial = {**FILES, "blobs/ab12.incomplete": 9_000_000_000}
     case = Case(id="model", red={}, text="", fix="", files={"gpu01": partial, "gpu03": None})
 

@@ -1,4 +1,4 @@
-"""Ports and packets between nodes, each direction by itself."""
+"""Ports and packets between nodes, by direction."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_a_larger_mtu_of_a_single_node_is_not_the_paths_fault() -> None:
-    """Sizes within both MTUs pass; `mtu` names the odd one."""
+    """Sizes within both MTUs pass; `mtu` names the node that differs."""
     wide = {("gpu02", name): {"mtu": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
 
     assert {
@@ -109,7 +109,7 @@ def test_a_larger_mtu_of_a_single_node_is_not_the_paths_fault() -> None:
     } == {"pass"}
 
 
-def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
+def test_a_node_without_a_probe_is_skipped_with_the_reason() -> None:
     """The others pass only for pairs verified in both directions."""
     evidence = Case(id="high-port", red={}, text="", fix="").build_evidence()
     remaining = tuple(
@@ -132,7 +132,7 @@ def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)
 
 

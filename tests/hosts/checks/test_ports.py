@@ -1,4 +1,4 @@
-"""Fixed ports: their purpose, and the owners of listeners."""
+"""Fixed ports: purpose, and owners of listeners."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_a_port_in_use_is_named_with_its_purpose(load: Load, good: Good) -> None
 
     assert (finding.status, finding.text) == (
         "fail",
-        "port 6379 (Ray head), 8000 (vLLM API) is taken",
+        "port 6379 (Ray head), 8000 (vLLM API) is in use",
     )
     assert "ss -ltnp 'sport = :6379'" in finding.fix
 
 
 def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
-    """Something may listen on 6379 of a worker; nothing of ours will."""
+    """Another program may listen on port 6379 of a worker."""
     busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
     own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
 
@@ -41,7 +41,7 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
     ]
     assert (
         judge("ports", load(), gpu01=good(), gpu02=own)[1].text
-        == "port 6380 (Ray node manager) is taken"
+        == "port 6380 (Ray node manager) is in use"
     )
 
 
@@ -63,12 +63,10 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
         ),
     ],
 )
-def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
+def test_rendezvous_ports_of_ranks(
     extra: str, nodes: str, used: str, load: Load, good: Good
 ) -> None:
-    """On the head, for ranks on several nodes without Ray; the agents meet there whatever is
-    served.
-    """
+    """On the head, for ranks on several nodes without Ray; agents always need theirs."""
     busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
     inventory = load(extra, nodes)
     facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
@@ -76,11 +74,11 @@ def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
         finding.text for finding in judge("ports", inventory, **facts) if finding.status == "fail"
     ]
 
-    assert texts == [f"port {used} is taken"]
+    assert texts == [f"port {used} is in use"]
 
 
 def test_without_ray_its_ports_are_not_needed(load: Load, good: Good) -> None:
-    """Somebody else's Ray may run on these nodes."""
+    """Another user's Ray may run on these nodes."""
     facts = good(listening=frozenset(("0.0.0.0", port) for port in (6379, 8265, 6380)))
 
     assert first("ports", load, facts, "ray: none").status == "pass"
@@ -109,7 +107,7 @@ def running(inventory: Inventory) -> Container:
 def test_ports_of_the_clusters_own_containers_are_no_conflict(
     serve: str, load: Load, good: Good
 ) -> None:
-    """A second `up` finds them in use, by what it started itself."""
+    """A second `up` sees its own listeners."""
     inventory = load(serve)
     fixed = set(ports_of(inventory, inventory.head)) - {inventory.ports.probe}
     facts = good(
@@ -126,10 +124,10 @@ def test_ports_of_the_clusters_own_containers_are_no_conflict(
 @pytest.mark.parametrize(
     ("ports", "used", "text"),
     [
-        ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
-        ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
+        ("gcs: 6400", 6400, "port 6400 (Ray head) is in use"),
+        ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is in use"),
         ("gcs: 6400, dashboard: 6379", 6379, ""),
-        ("metrics: 6400", 6400, "port 6400 (the agent's metrics) is taken"),
+        ("metrics: 6400", 6400, "port 6400 (the agent's metrics) is in use"),
     ],
 )
 def test_a_port_outside_the_running_container_is_a_conflict(
@@ -147,8 +145,8 @@ def test_a_port_outside_the_running_container_is_a_conflict(
     assert finding.text == text if text else finding.status == "pass"
 
 
-def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:
-    """The network check of another run has it now, and this one could not have it."""
+def test_a_temporary_container_has_no_port_of_the_cluster(load: Load, good: Good) -> None:
+    """The network check of another run uses it, which blocks this one."""
     probe = replace(RUNNING, role="probe", argv=("python3", "network.py", "--port", "29500"))
 
     assert (
@@ -159,9 +157,7 @@ def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: 
     )
 
 
-def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
-    load: Load, good: Good
-) -> None:
+def test_ports_of_an_exited_container_are_not_the_clusters_own(load: Load, good: Good) -> None:
     """The listener is another process."""
     ended = replace(RUNNING, status="exited")
 
@@ -173,16 +169,14 @@ def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
     )
 
 
-def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
-    load: Load, good: Good
-) -> None:
-    """Its ranks meet there, and none of the cluster's containers holds it."""
+def test_the_port_of_the_network_check_must_be_free(load: Load, good: Good) -> None:
+    """Even while the cluster runs: none of its containers uses it."""
     facts = good(
         listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),)
     )
     finding = first("ports", load, facts)
 
-    assert (finding.status, finding.text) == ("fail", "port 29500 (network check) is taken")
+    assert (finding.status, finding.text) == ("fail", "port 29500 (network check) is in use")
 
 
 @pytest.mark.parametrize(

@@ -171,13 +171,13 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with text and fix."""
+def test_a_fault_fails_its_check_only(case: Case) -> None:
+    """On the affected node, with text and fix."""
     turns_red(case)
 
 
 def test_a_lost_port_is_reported_with_its_effect_on_the_others() -> None:
-    """All are left to TCP by it, so the others are named, too."""
+    """It reduces all nodes to TCP, so the others are named, too."""
     down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
     judged = findings(
         Case(
@@ -194,8 +194,8 @@ def test_a_lost_port_is_reported_with_its_effect_on_the_others() -> None:
 
 
 @pytest.mark.parametrize("extra", ["accelerator: cpu", ""])
-def test_what_cannot_be_used_is_not_called_unused(extra: str) -> None:
-    """Processors talk over TCP, and Soft RoCE is sockets underneath."""
+def test_unusable_devices_are_not_reported_as_unused(extra: str) -> None:
+    """CPUs use TCP, and Soft RoCE uses sockets."""
     devices = (HCA,) if extra else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
     judged = findings(
         Case(
@@ -211,7 +211,7 @@ def test_what_cannot_be_used_is_not_called_unused(extra: str) -> None:
     [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")],
 )
 def test_nccl_takes_prefixes_of_device_names_by_default(value: str, status: str) -> None:
-    """Exclusion names nothing that must be there."""
+    """Exclusions need not exist."""
     case = Case(
         id="hca-names",
         red={},
@@ -241,7 +241,7 @@ def test_an_unconfigured_port_may_be_down() -> None:
     }
 
 
-def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
+def test_an_unreachable_node_may_have_no_rdma() -> None:
     """No claim about all nodes before all are surveyed."""
     case = Case(id="rdma-unused", red={}, text="", fix="", extra="")
     evidence = case.build_evidence()
@@ -255,14 +255,14 @@ def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
 
 
 def test_the_index_of_the_ipv4_gid_is_reported() -> None:
-    """Not that of the first RoCE v2 GID, which is link-local."""
+    """Not the first RoCE v2 GID, which is link-local."""
     assert {
         finding.text for finding in findings(Case(id="gid-index", red={}, text="", fix=""))
     } == {"GID index 3, RoCE v2"}
 
 
 def test_the_gid_table_is_the_evidence() -> None:
-    """So that a right index can be chosen."""
+    """To choose a right index."""
     case = next(case for case in CASES if "IB/RoCE v1" in case.text)
     finding = findings(case)[1]
 
@@ -274,5 +274,5 @@ def test_the_gid_table_is_the_evidence() -> None:
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
 def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
-    """Never green."""
+    """They never pass."""
     stays_unknown(case, reason)

@@ -1,4 +1,4 @@
-"""Simulated hosts in the form of scan results, for common kinds of machines."""
+"""Simulated hosts as scan results, for common kinds of machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nic(
     physical: bool = True,
     up: bool = True,
 ) -> Nic:
-    """A network card with one address."""
+    """Return a network card with one address."""
     return Nic(
         name=name,
         up=up,
@@ -42,7 +42,7 @@ def nic(
 def infiniband(
     name: str, *, state: str = "ACTIVE", rate: float = 400.0, netdev: str = ""
 ) -> RdmaDevice:
-    """An InfiniBand device with one port."""
+    """Return an InfiniBand device with one port."""
     gids = (Gid(index=0, value="fe80:0000:0000:0000:946d:ae03:0011:2233"),)
     port = RdmaPort(number=1, state=state, rate=rate, link_layer="InfiniBand", gids=gids)
     return RdmaDevice(name=name, ports=(port,), model="MT4129", netdevs=(netdev,) if netdev else ())
@@ -57,7 +57,9 @@ def roce(
     rate: float = 100.0,
     v2: bool = True,
 ) -> RdmaDevice:
-    """A RoCE device with one port; `index` is where its GID table has RoCE v2 over IPv4."""
+    """Return a RoCE device with one port; `index` is the position of RoCE v2 over IPv4 in its GID
+    table.
+    """
     mapped = "0000:0000:0000:0000:0000:ffff:0a0a:0001"
     gids = [
         Gid(
@@ -77,7 +79,7 @@ def roce(
 def gpus(
     count: int, name: str = "NVIDIA H100 80GB HBM3", memory: int = 81559, driver: str = "580.95.05"
 ) -> tuple[Gpu, ...]:
-    """The GPUs of a host."""
+    """Return the GPUs of a host."""
     return tuple(
         Gpu(
             index=at,
@@ -102,7 +104,7 @@ def host(
     survey: dict[str, Any] | None = None,
     **facts: Any,
 ) -> ScannedHost:
-    """A host with these interfaces, and Docker."""
+    """Return a host with these interfaces, and Docker."""
     surveyed = Survey(
         **{
             "system": "Ubuntu 24.04.3 LTS",
@@ -145,8 +147,8 @@ def host(
 
 
 def h100_pair() -> list[ScannedHost]:
-    """Two servers with 8 × H100: 8 compute ports, two for storage, of which one is as fast, a port
-    without a cable and an Ethernet one.
+    """Return two servers with 8 × H100: 8 compute ports, two for storage, one of them as fast, a
+    port without a cable and an Ethernet one.
     """
 
     def make_host(at: int) -> ScannedHost:
@@ -188,7 +190,7 @@ def h100_pair() -> list[ScannedHost]:
 
 
 def roce_four() -> list[ScannedHost]:
-    """Four servers on RoCE; the last has other devices, and its GID table another order."""
+    """Return four servers on RoCE; the last has other devices, and its GID table another order."""
 
     def make_host(at: int) -> ScannedHost:
         last = at == 4
@@ -214,7 +216,7 @@ def roce_four() -> list[ScannedHost]:
 
 
 def sparks() -> list[ScannedHost]:
-    """Two DGX Spark joined by one cable, in another port on the second."""
+    """Return two DGX Spark joined by one cable, in another port on the second."""
 
     def make_host(at: int) -> ScannedHost:
         half = at - 1
@@ -256,9 +258,7 @@ def sparks() -> list[ScannedHost]:
 
 
 def practice() -> list[ScannedHost]:
-    """Three hosts without GPUs on one bridge, each with the image, as the practice cluster has
-    them.
-    """
+    """Return three hosts without GPUs on one bridge, with the image, as in the lab."""
     images = {
         "vllm-cpu:0.32.0": "same",
         "vllm-cpu:0.31.0": "same",
@@ -285,7 +285,7 @@ def practice() -> list[ScannedHost]:
 
 
 def unequal() -> list[ScannedHost]:
-    """Four servers on Ethernet: one lost a GPU, and one has no Docker."""
+    """Return four servers on Ethernet: one has lost a GPU, and one has no Docker."""
     undocked: dict[str, Any] = {
         "docker_version": None,
         "part_errors": {"docker": "sh: docker: not found"},

@@ -1,4 +1,4 @@
-"""The GPUs of a host that an inventory uses, and reasons against others."""
+"""A host's GPUs for an inventory, and reasons against others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def discover_host(
 
 
 def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
-    """Four GPUs, of which some drive a display or are split."""
+    """Return four GPUs; some drive a display or are split."""
     return tuple(
         GpuState(index=at, **{what: which.get(at, False) for what, which in of.items()})
         for at in range(4)
@@ -52,7 +52,7 @@ def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
 def test_gpus_of_others_are_excluded(
     survey: dict[str, Any], ids: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
-    """With the reason; where that would leave none, all of them stay."""
+    """With the reason; if none would remain, all stay."""
     evidence = discover_host(survey)
     (node,) = evidence.nodes
 
@@ -73,7 +73,7 @@ def test_gpus_in_use_are_excluded() -> None:
 
 
 def test_the_gpus_of_a_running_cluster_are_excluded() -> None:
-    """Unless it has the same name: its GPUs are free to choose."""
+    """Unless it has the same name: its GPUs may be chosen."""
     value = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
 
     assert discover_host({}, gpu_allocations=(value,)).nodes[0].gpu_ids == ("2", "3")

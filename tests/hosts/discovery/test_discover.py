@@ -1,4 +1,4 @@
-"""From hosts to inventories: complete files as goldens, and the choices behind them."""
+"""From hosts to inventories: complete files as goldens, and the decisions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_inventory_of_hosts_equals_the_golden_file(case: str) -> None:
-    """Byte for byte, and the loader accepts it."""
+    """Byte for byte, and it loads."""
     text = format_inventory(discover(CASES[case](), InitOptions(cluster=case)))
 
     golden.check(GOLDEN / f"{case}.yaml", text)
     assert loads(text, Path("inventory.yaml")).cluster == case
 
 
-def test_infiniband_takes_the_compute_ports_alone() -> None:
+def test_infiniband_uses_the_compute_ports_only() -> None:
     """Not the slower storage port, the dead port and the Ethernet one."""
     loaded = inventory(h100_pair())
 
@@ -52,9 +52,7 @@ def test_infiniband_takes_the_compute_ports_alone() -> None:
 
 
 def test_roce_settings_that_differ_are_written_per_node() -> None:
-    """Device names, the interface and the GID index; the management port is not among the
-    devices.
-    """
+    """Device names, the interface and the GID index, without the management port."""
     loaded = inventory(roce_four())
 
     assert loaded.fabric == "roce"
@@ -65,7 +63,7 @@ def test_roce_settings_that_differ_are_written_per_node() -> None:
 
 
 def test_hosts_with_an_address_are_named_by_their_own_names() -> None:
-    """The first label of it; where two have the same, by number."""
+    """By the first label; duplicates get a number."""
     assert choose_names(sparks()) == ["spark-1", "spark-2"]
     twins = [replace(spark, facts=replace(spark.facts, hostname="localhost")) for spark in sparks()]
     assert choose_names(twins) == ["node1", "node2"]
@@ -79,8 +77,8 @@ def test_a_numbered_name_is_never_a_duplicate() -> None:
     assert choose_names([hosts[0], hosts[2], hosts[1]]) == ["node2", "node3", "node1"]
 
 
-def test_wishes_win() -> None:
-    """Over every discovered value."""
+def test_options_win() -> None:
+    """Over all discovered values."""
     discovery = discover(
         practice(), InitOptions(cluster="mine", image="other:1", hf_home="/models")
     )
@@ -92,8 +90,8 @@ def test_wishes_win() -> None:
     )
 
 
-def test_processors_get_what_a_server_on_them_needs() -> None:
-    """Memory for the cache, threads, a small object store, and a mode in which stages work."""
+def test_settings_of_cpu_clusters() -> None:
+    """Memory for the cache, threads, a small object store, and a mode for pipeline stages."""
     loaded = inventory(practice())
 
     assert loaded.head.env == {"VLLM_CPU_KVCACHE_SPACE": "5", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -105,7 +103,7 @@ def test_processors_get_what_a_server_on_them_needs() -> None:
 
 
 def test_numa_nodes_of_processors_are_slots() -> None:
-    """One rank a NUMA node is what vLLM's own binding wants, so it is left to it."""
+    """vLLM's own binding expects one rank per NUMA node."""
     pair = [host(f"cpu{at}", nic("eth0", f"10.0.1.{at}/24")) for at in (1, 2)]
     loaded = inventory(pair)
 
@@ -114,7 +112,7 @@ def test_numa_nodes_of_processors_are_slots() -> None:
 
 
 def test_docker_behind_sudo_is_written() -> None:
-    """For all when most need it, else for the one that does."""
+    """For all if most need it, else per node."""
     behind = ("sudo", "-n", "docker")
     pair = h100_pair()
     all_behind = inventory([replace(scanned, docker=behind) for scanned in pair])
@@ -131,7 +129,7 @@ def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
 
 
 def test_an_imex_channel_of_all_hosts_is_exposed_to_the_containers() -> None:
-    """As a device; without it on one host, containers could not start."""
+    """As a device; if one host has none, containers could not start."""
 
     def trays(*channels: tuple[str, ...] | None) -> list[ScannedHost]:
         return [
@@ -153,8 +151,8 @@ def test_an_imex_channel_of_all_hosts_is_exposed_to_the_containers() -> None:
     assert inventory(trays(("channel0",), ("channel0",)), cpus).devices == ()
 
 
-def test_containers_on_amd_gpus_get_what_rocm_needs() -> None:
-    """Nothing of the kind anywhere else."""
+def test_settings_of_amd_clusters() -> None:
+    """Only on AMD GPUs."""
     hosts = [
         host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
         for at in (1, 2)

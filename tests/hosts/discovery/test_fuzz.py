@@ -1,4 +1,4 @@
-"""Whatever hosts say, there is an inventory that loads, or an error of our own."""
+"""Any answers of hosts: an inventory that loads, or one of our errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TEXTS = st.text(max_size=12)
 
 @st.composite
 def clusters(draw: st.DrawFn) -> list[ScannedHost]:
-    """One to three hosts that may have anything."""
+    """One to three arbitrary hosts."""
     hosts = []
     for at in range(draw(st.integers(1, 3))):
         nics = draw(st.lists(NICS, max_size=3, unique_by=lambda item: item.name))
@@ -99,7 +99,7 @@ def clusters(draw: st.DrawFn) -> list[ScannedHost]:
 
 @given(clusters())
 def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[ScannedHost]) -> None:
-    """With the addresses that were chosen."""
+    """With the chosen addresses."""
     try:
         discovery = discover(hosts, InitOptions())
     except RequestError as error:

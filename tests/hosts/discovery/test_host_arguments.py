@@ -1,4 +1,4 @@
-"""Host arguments: hosts, ranges, logins, and mistakes in them."""
+"""Host arguments: hosts, ranges, SSH users, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.hosts.discovery.host_arguments import parse_hosts, ssh_overrides
 from launcher.hosts.discovery.shape import DOCKER, InitOptions
 
 
-def test_ranges_and_logins_are_read() -> None:
+def test_ranges_and_ssh_users_are_parsed() -> None:
     """In order: the first is the head."""
     meant = parse_hosts(
         ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"],
@@ -28,7 +28,7 @@ def test_ranges_and_logins_are_read() -> None:
 
 
 def test_an_address_with_two_ports_is_two_machines() -> None:
-    """Behind a forwarder."""
+    """As behind a forwarder."""
     meant = parse_hosts(["10.0.0.5:2201", "10.0.0.5:2202"], InitOptions(), DOCKER)
 
     assert [node.name for node in meant.nodes] == ["10.0.0.5-2201", "10.0.0.5-2202"]
@@ -53,14 +53,14 @@ def test_an_address_with_two_ports_is_two_machines() -> None:
 def test_invalid_arguments_fail_before_any_connection(
     args: list[str], wishes: InitOptions, message: str
 ) -> None:
-    """By the rules that inventories have."""
+    """By the rules of inventories."""
     with pytest.raises(RequestError) as raised:
         parse_hosts(args, wishes, DOCKER)
 
     assert message in f"{raised.value.message}\n{raised.value.evidence}"
 
 
-def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
+def test_sudo_with_a_password_is_rejected() -> None:
     """As in an inventory."""
     with pytest.raises(RequestError) as raised:
         parse_hosts(["gpu01"], InitOptions(), ("sudo", "docker"))
@@ -68,6 +68,6 @@ def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
     assert "sudo -n" in raised.value.evidence
 
 
-def test_a_host_says_of_its_login_only_what_differs() -> None:
+def test_only_differing_ssh_settings_are_written_per_host() -> None:
     """Common settings are written once."""
     assert ssh_overrides(Ssh(user="root", port=22), Ssh(user="root")) == Ssh(port=22)

@@ -1,4 +1,4 @@
-"""Hosts in a few lines."""
+"""Short descriptions of hosts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from launcher.hosts.discovery.shape import InitOptions
 from tests.hosts.discovery.hosts import h100_pair, unequal
 
 
-def test_a_lost_gpu_is_warned_of() -> None:
-    """With its place on the bus: no container starts beside it, whichever GPUs it has."""
+def test_a_lost_gpu_is_a_warning() -> None:
+    """With its PCI address: no container starts beside it, whichever GPUs it uses."""
     message = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
     first, second = h100_pair()
     broken = replace(second, facts=replace(second.facts, lost_gpus=(message,)))
@@ -54,8 +54,8 @@ def test_differences_are_folded() -> None:
         ({}, "Docker does not answer: no message"),
     ],
 )
-def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
-    """Each cause has its own message and fix."""
+def test_causes_of_an_unresponsive_docker(facts: dict[str, Any], text: str) -> None:
+    """With their own messages and fixes."""
     first, second = h100_pair()
     silent = replace(second, facts=replace(second.facts, docker_version=None, **facts))
     (warning,) = health_warnings([first, silent])
@@ -65,7 +65,7 @@ def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
 
 
 def test_amd_gpus_are_counted_without_nvidia_s_driver() -> None:
-    """The kernel's driver has no version of its own to show."""
+    """The kernel's driver has no version of its own."""
     hosts = [replace(host, assets=LocalAssets(amd_gpus=8)) for host in h100_pair()]
     (line,) = describe_hosts(hosts, "amd")
 

@@ -1,4 +1,4 @@
-"""The written file represents every discovery exactly."""
+"""The written inventory represents all discoveries exactly."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.hosts.discovery.hosts import gpus, h100_pair, host, nic
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
-def test_text_is_read_back_as_it_was(text: str) -> None:
-    """By our reader and by any other; `no`, `1e3` and `a: b` among them."""
+def test_text_survives_a_round_trip(text: str) -> None:
+    """In our parser and in others; `no`, `1e3` and `a: b` among them."""
     scalar = format_scalar(text)
     read = document.parse_document(f"key: {scalar}\nflow: {{a: {scalar}, b: [{scalar}]}}\n")
 
@@ -38,7 +38,7 @@ def test_ambiguous_scalars_are_text_for_every_yaml_parser(text: str) -> None:
 
 
 def test_text_of_hosts_stays_in_its_comment() -> None:
-    """Neither a line feed nor a terminal code leaves it."""
+    """Without line feeds and terminal codes."""
     evil = "x\ncluster: evil\x1b[2J\u2028cluster: evil"
     pair = [
         replace(scanned, facts=replace(scanned.facts, docker_version=evil))
@@ -51,8 +51,8 @@ def test_text_of_hosts_stays_in_its_comment() -> None:
     assert "\u2028" not in text
 
 
-def test_logins_are_written_where_they_belong() -> None:
-    """Common settings at the top, others at the node."""
+def test_ssh_settings_are_written_once() -> None:
+    """Common ones at the top, others at the node."""
     pair = h100_pair()
     hosts = [pair[0], replace(pair[1], ssh=Ssh(user="root", port=2222))]
     wishes = InitOptions(ssh=Ssh(user="ops", identity="~/.ssh/my key", jump="ops@bastion:22"))
@@ -88,7 +88,7 @@ def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]
 
 
 def test_two_writes_of_the_same_hosts_are_the_same() -> None:
-    """No date, no order of chance."""
+    """Without dates and random order."""
     assert format_inventory(discover(h100_pair(), InitOptions())) == format_inventory(
         discover(h100_pair(), InitOptions())
     )

@@ -1,4 +1,4 @@
-"""The scan for images, models and AMD GPUs: run on this machine, and parsed."""
+"""The scan for images, models and AMD GPUs: run locally, and parsed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from launcher.hosts.discovery.local_assets import Disk, Home, parse_local_assets
 from tests.simulated import image_json
 
 
-def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
-    """By a shell, with a docker that answers as the real one does."""
+def test_the_query_runs_and_its_answer_is_parsed(tmp_path: Path) -> None:
+    """In a shell, with a fake docker that answers like the real one."""
     images = [
         image_json("vllm-cpu:0.32.0"),
         image_json("mine/vllm-ray:1", labels={"vlaunch.image.content": "x"}),
@@ -84,14 +84,14 @@ def test_the_answer_is_parsed() -> None:
     ],
 )
 def test_anything_else_is_a_typed_error(text: str) -> None:
-    """Cut short, or not JSON."""
+    """Truncated, or not JSON."""
     with pytest.raises(UnreadableAnswer):
         parse_local_assets(text)
 
 
-def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> None:
-    """Not on the network, not open to everybody, and nothing of the system's or Docker's; links are
-    not followed.
+def test_folders_are_local_and_private(tmp_path: Path) -> None:
+    """Without network file systems, world-writable folders, and folders of the system or Docker;
+    links are not followed.
     """
     mounts = {"raid": "xfs", "open": "ext4", "home": "nfs4"}
     for name in (*mounts, "raid/else"):

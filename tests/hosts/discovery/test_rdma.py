@@ -1,4 +1,4 @@
-"""The fabric, its devices on each host, and their GID index."""
+"""The fabric, the hosts' devices, and their GID index."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> FabricChoi
     return choose_fabric([host("h1", rdma=devices, survey={"gpus": states})])
 
 
-def test_infiniband_on_all_hosts_goes_before_roce() -> None:
-    """Servers have both: RoCE is their management network then."""
+def test_infiniband_wins_over_roce() -> None:
+    """If servers have both, RoCE is their management network."""
     both = (infiniband("mlx5_0"), roce("mlx5_1", "eno1"))
 
     assert chosen(both, both).fabric == "infiniband"
 
 
 def test_a_port_that_is_down_is_excluded_on_its_host() -> None:
-    """And reported, with a warning that the hosts differ."""
+    """With a warning that the hosts differ."""
     good = (infiniband("mlx5_0"), infiniband("mlx5_1"))
     choice = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
 
@@ -43,8 +43,8 @@ def test_a_port_that_is_down_is_excluded_on_its_host() -> None:
     assert "h1 2; h2 1" in choice.warnings[0]
 
 
-def test_the_port_is_written_where_a_device_has_several() -> None:
-    """Only the one with a cable is meant."""
+def test_ports_are_named_for_devices_with_several() -> None:
+    """Only the connected one is used."""
     (port,) = infiniband("mlx4_0").ports
     two = RdmaDevice(name="mlx4_0", ports=(replace(port, state="DOWN"), replace(port, number=2)))
 
@@ -52,7 +52,7 @@ def test_the_port_is_written_where_a_device_has_several() -> None:
 
 
 def test_infiniband_on_some_hosts_only_is_a_warning() -> None:
-    """Even when they share RoCE: it is their slow network."""
+    """Even if they share RoCE, which is their slow network."""
     choice = chosen(
         (infiniband("mlx5_0"), roce("mlx5_1", "eno1")),
         (infiniband("mlx5_0", state="INIT"), roce("mlx5_1", "eno1")),
@@ -66,7 +66,7 @@ def test_infiniband_on_some_hosts_only_is_a_warning() -> None:
 
 
 def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
-    """Nobody should find out by the bill."""
+    """The loss of performance must not be silent."""
     choice = chosen((roce("mlx5_0", "eth0"),), ())
 
     assert (choice.fabric, choice.hosts[0].hca) == ("ethernet", ())
@@ -75,7 +75,7 @@ def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
     )
 
 
-def test_efa_is_called_by_its_name() -> None:
+def test_efa_is_named() -> None:
     """It is neither InfiniBand nor RoCE, and vLLM's own image cannot use it."""
     (port,) = infiniband("x").ports
     for layer in ("Unknown", "Unspecified"):
@@ -87,8 +87,8 @@ def test_efa_is_called_by_its_name() -> None:
         assert "aws-ofi-nccl" in choice.warnings[0]
 
 
-def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
-    """Such as Omni-Path: reported by its own name."""
+def test_a_port_of_an_unknown_link_layer_is_not_efa() -> None:
+    """Omni-Path, for example, has its own name."""
     (port,) = infiniband("x").ports
     other = RdmaDevice(name="hfi1_0", ports=(replace(port, link_layer="Unspecified"),))
     choice = chosen((other,), (other,))
@@ -98,7 +98,7 @@ def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
 
 
 def test_software_rdma_is_never_chosen() -> None:
-    """It is no faster than TCP: not beside a card, and not alone."""
+    """It is no faster than TCP, beside a card or alone."""
     soft = (roce("rxe0", "eth0", rate=100.0), roce("siw0", "eth0", rate=100.0))
     mixed = chosen((*soft, roce("mlx5_0", "eth0")), (*soft, roce("mlx5_0", "eth0")))
     alone = chosen(soft, soft)
@@ -118,7 +118,7 @@ def test_different_rates_are_reported_as_a_range() -> None:
 
 
 def test_a_port_far_from_every_gpu_is_excluded() -> None:
-    """It serves storage or management, though as fast; the distance is reported."""
+    """It serves storage or management, although equally fast; the distance is reported."""
     two = (infiniband("mlx5_0"), infiniband("mlx5_1"), infiniband("mlx5_2"))
     choice = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
 
@@ -131,7 +131,7 @@ def test_a_port_far_from_every_gpu_is_excluded() -> None:
 
 
 def test_a_compute_port_that_is_down_is_not_replaced() -> None:
-    """By one for storage: its GPU would share another one's."""
+    """A storage port would be shared with another GPU."""
     devices = (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN"), infiniband("mlx5_2"))
     near = {"mlx5_0": "NODE", "mlx5_1": "PIX", "mlx5_2": "NODE"}
     choice = beside(devices, {**near, "mlx5_0": "PIX", "mlx5_1": "NODE"}, near)
@@ -158,7 +158,7 @@ def test_a_port_that_may_be_the_nearest_of_a_gpu_stays(near: tuple[dict[str, str
 
 
 def test_a_port_without_roce_v2_is_not_roce() -> None:
-    """Version 1 does not leave its network segment, and NCCL does not use it by itself."""
+    """Version 1 is limited to a network segment, and NCCL does not use it by default."""
     choice = chosen((roce("mlx5_0", "eth0", v2=False),))
 
     assert choice.fabric == "ethernet"
@@ -174,14 +174,14 @@ def test_the_gid_index_is_common_to_all_devices_of_a_host() -> None:
 
 
 def test_the_interface_of_a_bond_is_in_the_gid_table() -> None:
-    """The device itself only knows the parts of the bond."""
+    """The device itself has only the bond's members."""
     bonded = replace(roce("mlx5_bond_0", "bond0"), netdevs=("ens1f0np0", "ens1f1np1"))
 
     assert chosen((bonded,)).hosts[0].netdevs == {"bond0", "ens1f0np0", "ens1f1np1"}
 
 
 def test_without_devices_the_reason_is_short() -> None:
-    """No warning: such machines are meant to be so."""
+    """Without a warning: such machines are common."""
     choice = chosen((), ())
 
     assert (choice.fabric, choice.why, choice.warnings) == (
@@ -192,7 +192,7 @@ def test_without_devices_the_reason_is_short() -> None:
 
 
 def test_ports_without_their_device_files_are_a_warning_with_the_fix() -> None:
-    """Containers get /dev/infiniband."""
+    """Containers need /dev/infiniband."""
     bare = host("h1", rdma=(infiniband("mlx5_0"),), infiniband=())
 
     assert (

@@ -15,10 +15,10 @@ from tests.hosts.discovery.hosts import gpus, h100_pair, host, inventory, nic, p
 
 
 def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
-    """And the file says why."""
+    """The file has the reason."""
     text = format_inventory(discover(roce_four(), InitOptions()))
 
-    assert "image: vllm/vllm-openai:v0.32.0-cu129\n" in text
+    assert "image: vllm/vllm-openai:v0.33.0-cu129\n" in text
     assert "because driver 550.127.08 is" in text
 
 
@@ -32,12 +32,12 @@ def test_an_image_that_all_hosts_have_is_used() -> None:
 @pytest.mark.parametrize(
     "images_by_host",
     [
-        [{"my/vllm:1": "a"}, {"my/vllm:1": "b"}],  # another image under the same name
+        [{"my/vllm:1": "a"}, {"my/vllm:1": "b"}],  # another image with this name
         [{"my/vllm:1": "a"}, {}],  # on one host only
         [{"my/vllm-cpu:1": "a"}, {"my/vllm-cpu:1": "a"}],  # for another accelerator
     ],
 )
-def test_an_image_that_is_not_the_same_everywhere_is_not_used(
+def test_different_images_of_one_name_are_not_used(
     images_by_host: list[dict[str, str]],
 ) -> None:
     """vLLM's own is."""
@@ -46,7 +46,7 @@ def test_an_image_that_is_not_the_same_everywhere_is_not_used(
         for scanned, images in zip(h100_pair(), images_by_host, strict=True)
     ]
 
-    assert discover(pair, InitOptions()).image.value == "vllm/vllm-openai:v0.32.0"
+    assert discover(pair, InitOptions()).image.value == "vllm/vllm-openai:v0.33.0"
 
 
 def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
@@ -62,7 +62,7 @@ def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
 
 
 def test_amd_gpus_are_detected_by_their_driver() -> None:
-    """With the image that vLLM makes for them."""
+    """With vLLM's image for them."""
     pair = [
         host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
         for at in (1, 2)
@@ -72,12 +72,12 @@ def test_amd_gpus_are_detected_by_their_driver() -> None:
     assert (loaded.accelerator, loaded.gpus, loaded.image) == (
         "amd",
         16,
-        "vllm/vllm-openai-rocm:v0.32.0",
+        "vllm/vllm-openai-rocm:v0.33.0",
     )
 
 
-def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
-    """Not a cluster of processors."""
+def test_a_host_without_gpus_among_others_is_an_error() -> None:
+    """Not a CPU cluster."""
     broken = host(
         "gpu02", nic("eth0", "10.0.0.2/24"), part_errors={"gpus": "NVIDIA-SMI has failed because …"}
     )
@@ -90,8 +90,8 @@ def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
     assert inventory(pair, InitOptions(accelerator="cpu")).accelerator == "cpu"
 
 
-def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
-    """Also where the answer is empty."""
+def test_a_host_without_an_answer_about_gpus_has_none() -> None:
+    """For an empty answer, too."""
     silent = host("gpu02", nic("eth0", "10.0.0.2/24"), part_errors={"gpus": "\n"})
 
     with pytest.raises(RequestError) as raised:

@@ -30,7 +30,7 @@ def discover_homes(home: str, *disks: tuple[Disk, ...]) -> Discovery:
     return discover(hosts, InitOptions())
 
 
-def test_a_home_on_a_disk_will_do() -> None:
+def test_a_home_on_a_disk_is_used() -> None:
     """Without a remark."""
     evidence = discover_homes("ext2/ext3", (RAID,), (RAID,))
 
@@ -38,7 +38,7 @@ def test_a_home_on_a_disk_will_do() -> None:
 
 
 def test_a_disk_is_preferred_to_a_network_home() -> None:
-    """The one with most room among those that all hosts have; with it goes what engines compile."""
+    """The one with the most space among those on all hosts, for the compile cache as well."""
     smaller = Disk(path="/raid", free=500 * GIB)
     other = Disk(path="/data", free=9000 * GIB)
     evidence = discover_homes("nfs4", (SCRATCH, RAID, other), (smaller, SCRATCH))
@@ -51,8 +51,8 @@ def test_a_disk_is_preferred_to_a_network_home() -> None:
     assert evidence.warnings == ()
 
 
-def test_where_no_disk_is_the_logins_that_is_warned_of() -> None:
-    """With what makes one."""
+def test_no_writable_disk_is_a_warning() -> None:
+    """With a command that creates a folder."""
     evidence = discover_homes("nfs4", (RAID,), (SCRATCH,))
 
     assert evidence.state_dir is None

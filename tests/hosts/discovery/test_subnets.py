@@ -1,4 +1,4 @@
-"""Choice of the cluster's network."""
+"""Choice of the nodes' network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chosen(*hosts: ScannedHost, netdevs: dict[int, frozenset[str]] | None = None
 
 
 def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[ScannedHost]:
-    """Two hosts with the same interfaces; `N` in an address is the host's number."""
+    """Return two hosts with the same interfaces; `N` in an address is the host's number."""
     return [
         host(
             f"h{at}",
@@ -35,7 +35,7 @@ def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[S
 
 
 def test_the_fastest_physical_network_wins() -> None:
-    """And the other is listed with the reason."""
+    """The other is listed with the reason."""
     shared = chosen(
         *pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True))
     )
@@ -48,8 +48,8 @@ def test_the_fastest_physical_network_wins() -> None:
     assert "not eth0 10.0.0.0/24: also on all hosts, but slower (1 Gbit/s)" in shared.why
 
 
-def test_physical_goes_before_fast() -> None:
-    """A virtual interface may say any speed."""
+def test_physical_interfaces_win_over_fast_virtual_ones() -> None:
+    """A virtual interface may claim any speed."""
     shared = chosen(
         *pair(("vlan7", "10.0.0.N/24", 100_000, False), ("eth1", "10.1.0.N/24", 1000, True))
     )
@@ -58,7 +58,7 @@ def test_physical_goes_before_fast() -> None:
 
 
 @pytest.mark.parametrize("fast", ["ens1f0.100", "br0", "vmbr1", "vlan100", "bond0"])
-def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
+def test_interfaces_stacked_on_a_card_have_its_speed(fast: str) -> None:
     """The card itself has no address then, and management is slower."""
     cards = (nic("eno1", "", 1000), nic("ens1f0", "", 100_000))
     hosts = [
@@ -74,8 +74,8 @@ def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
     assert str(chosen(*hosts).network) == "10.1.0.0/24"
 
 
-def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
-    """It says 10 Gbit/s for what is virtual."""
+def test_a_bridge_without_a_card_is_not_fast() -> None:
+    """It reports a virtual 10 Gbit/s."""
     shared = chosen(
         *pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True))
     )
@@ -84,7 +84,7 @@ def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
     assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in shared.why
 
 
-def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
+def test_the_card_itself_wins_among_equally_fast_interfaces() -> None:
     """Before interfaces stacked on it."""
     shared = chosen(
         *pair(
@@ -101,7 +101,7 @@ def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
 
 
 def test_single_addresses_come_from_the_default_route() -> None:
-    """Google Cloud gives /32 and routes between them; that it works is for `check` to see."""
+    """Google Cloud assigns /32 and routes between them; `check` tests it."""
     hosts = [
         host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)
     ]
@@ -125,9 +125,7 @@ def test_single_addresses_come_from_the_default_route() -> None:
     ],
 )
 def test_other_single_addresses_are_not_used(second: Nic) -> None:
-    """Twice the same one, on a link that is down, beside the default route, or on some hosts
-    only.
-    """
+    """Duplicates, links that are down, routes beside the default one, or on some hosts only."""
     hosts = [host("h1", nic("ens4", "10.128.0.2/32")), host("h2", second, default="ens4")]
 
     with pytest.raises(RequestError) as raised:
@@ -135,8 +133,8 @@ def test_other_single_addresses_are_not_used(second: Nic) -> None:
     assert raised.value.message == "the hosts share no network"
 
 
-def test_the_interface_of_the_rdma_devices_goes_first() -> None:
-    """RoCE addresses are those of its interfaces."""
+def test_the_interface_of_the_rdma_devices_wins() -> None:
+    """RoCE uses its interfaces' addresses."""
     hosts = pair(("eth0", "10.0.0.N/24", 400_000, True), ("eth1", "10.1.0.N/24", 100_000, True))
     shared = chosen(*hosts, netdevs=dict.fromkeys((0, 1), frozenset({"eth1"})))
 
@@ -155,10 +153,8 @@ def test_the_default_route_breaks_ties() -> None:
     assert str(chosen(*pair(*nics, default="eth0")).network) == "10.0.0.0/24"
 
 
-def test_networks_of_software_are_passed_over() -> None:
-    """Docker's bridge has the same address on every host; it and its like are named in the
-    reasons.
-    """
+def test_networks_of_software_are_ignored() -> None:
+    """Docker's bridge has the same address on every host; the reasons name such networks."""
     extra = (
         BRIDGE,
         nic("br-0123456789ab", "172.18.0.1/16"),
@@ -175,12 +171,12 @@ def test_networks_of_software_are_passed_over() -> None:
 
 
 def test_a_bridge_or_vlan_of_the_administrator_may_be_the_network() -> None:
-    """Only those that software makes for itself are not."""
+    """Only interfaces created by software are excluded."""
     assert str(chosen(*pair(("br0", "10.0.0.N/24", None, False))).network) == "10.0.0.0/24"
 
 
 def test_the_same_address_on_two_hosts_is_no_common_network() -> None:
-    """However it is called."""
+    """For any name of the interface."""
     hosts = [
         host(
             f"h{at}", nic("eth0", f"10.0.0.{at}/24", 1000), nic("eth1", "192.168.122.1/24", 100_000)
@@ -229,7 +225,7 @@ def test_down_and_link_local_do_not_count() -> None:
 
 
 def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
-    """So that one sees which one is wrong."""
+    """To show the wrong one."""
     hosts = [
         host("gpu01", nic("eth0", "10.0.0.1/24"), BRIDGE),
         host("gpu02", nic("eth0", "10.0.7.2/24")),
@@ -266,7 +262,7 @@ def test_addresses_alone_are_enough() -> None:
 
 
 def test_mtus_that_differ_are_a_warning() -> None:
-    """With the hosts of each."""
+    """With their hosts."""
     first, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
 
     assert (
@@ -276,8 +272,8 @@ def test_mtus_that_differ_are_a_warning() -> None:
     )
 
 
-def test_version_6_is_not_looked_at() -> None:
-    """Inventories do not take it."""
+def test_ipv6_is_ignored() -> None:
+    """Inventories do not accept it."""
     six = Nic(name="eth1", up=True, mtu=1500, addresses=("2001:db8::1/64",))
 
     assert len(chosen(host("h1", nic("eth0", "10.0.0.1/24"), six)).why) == 1

@@ -1,4 +1,4 @@
-"""Programs that run with a node's own Python, which may be old."""
+"""Programs for a node's own, perhaps old, Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = [path for folder in OLDEST for path in sorted((LAUNCHER / folder).glo
 
 
 def evaluated_annotations(tree: ast.Module) -> list[str]:
-    """Return the annotations of functions that Python evaluates, without those it always could."""
+    """Return the annotations that Python evaluates and old versions cannot."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     arguments = [
         argument

@@ -1,4 +1,4 @@
-"""The connection probe on loopback addresses: each of 127.0.0.0/8 acts as a host."""
+"""The connection probe on loopback: addresses in 127.0.0.0/8 act as hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def probe(
     nonce: str = "n",
     **changed: object,
 ) -> Iterator[Process]:
-    """Start the probe of one node; it is ended with the block."""
+    """Start the probe of one node; stop it with the block."""
     others = [Peer(name=peer, ip=IPS[peer], ports=PORTS) for peer in peers]
     argv = pairs.probe_argv(
         node=name,
@@ -66,7 +66,7 @@ def probe(
 
 
 def probes(name: str, process: Process) -> dict[str, PortProbe]:
-    """Wait for a probe's answer and read it."""
+    """Return a probe's parsed answer."""
     out, err = process.communicate(timeout=20)
 
     assert err == ""
@@ -75,7 +75,7 @@ def probes(name: str, process: Process) -> dict[str, PortProbe]:
 
 
 def test_three_nodes_reach_all_peers() -> None:
-    """All ports, the megabyte and the whole packet, long before any deadline."""
+    """All ports, the megabyte and the full packet, long before any deadline."""
     began = time.monotonic()
     with ExitStack() as stack:
         started = {name: stack.enter_context(probe(name, "abc".replace(name, ""))) for name in IPS}
@@ -97,7 +97,7 @@ def test_three_nodes_reach_all_peers() -> None:
 
 
 def test_all_ports_are_free_afterwards() -> None:
-    """A server that does not reuse addresses would fail on a port in TIME_WAIT."""
+    """Servers without SO_REUSEADDR would fail on a port in TIME_WAIT."""
     with probe("a", "b") as a, probe("b", "a") as b:
         probes("a", a), probes("b", b)
     for ip in (IPS["a"], IPS["b"]):
@@ -106,8 +106,8 @@ def test_all_ports_are_free_afterwards() -> None:
                 sock.bind((ip, port))
 
 
-def test_a_peer_that_begins_later_is_waited_for() -> None:
-    """Sessions do not come up at the same moment."""
+def test_a_late_peer_is_awaited() -> None:
+    """Sessions do not start simultaneously."""
     with probe("a", "b") as a:
         time.sleep(0.7)
         with probe("b", "a") as b:
@@ -115,7 +115,7 @@ def test_a_peer_that_begins_later_is_waited_for() -> None:
             assert set(probes("a", a)["b"].ports.values()) == {"open"}
 
 
-def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
+def test_a_missing_peer_is_refused_at_the_deadline() -> None:
     """Without any data from it."""
     with probe("a", "b", deadline=2) as a:
         report = probes("a", a)["b"]
@@ -133,9 +133,9 @@ def test_a_port_in_use_is_skipped() -> None:
 
 
 def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
-    """The peer holds its ports open before it greets anybody, so this ends at once."""
+    """The peer opens its ports before its greeting, so the probe ends at once."""
     with socket.socket() as used, probe("a", "b") as a:
-        # bound without a listener: no process can listen on it
+        # bound but not listening: no other process can use it
         used.bind((IPS["b"], 16379))
         with probe("b", "a") as b:
             began = time.monotonic()
@@ -193,8 +193,8 @@ def test_a_foreign_listener_at_the_high_port_is_recognised() -> None:
     assert report.errors[HIGH] == "another program answers"
 
 
-def test_a_listener_that_says_nothing_is_no_peer() -> None:
-    """A connection alone is no proof at the high port."""
+def test_a_silent_listener_is_no_peer() -> None:
+    """A connection alone proves nothing at the high port."""
     with socket.create_server((IPS["b"], HIGH)), probe("a", "b", deadline=2) as a:
         report = probes("a", a)["b"]
 
@@ -203,7 +203,7 @@ def test_a_listener_that_says_nothing_is_no_peer() -> None:
 
 
 def test_the_largest_packet_is_exact() -> None:
-    """Loopback carries 65535 bytes at most: an MTU above that cannot be had."""
+    """Loopback transports 65535 bytes at most."""
     with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
         report = probes("a", a)["b"]
         assert probes("b", b)["a"].largest == 9000
@@ -212,15 +212,17 @@ def test_the_largest_packet_is_exact() -> None:
 
 
 def test_an_address_of_another_machine_fails() -> None:
-    """The node says so itself, at once."""
+    """With the node's own error, at once."""
     with probe("a", "b", ip="192.0.2.77") as a:
         out, _ = a.communicate(timeout=10)
     with pytest.raises(UnreadableAnswer, match=r"cannot listen at 192\.0\.2\.77: Cannot assign"):
         pairs.parse_probes(Answer(node="a", code=0, out=out))
 
 
-def test_the_end_of_open_input_ends_it() -> None:
-    """The launcher has gone; without any input it continues (see the test with a late peer)."""
+def test_the_end_of_input_stops_the_probe() -> None:
+    """The launcher has exited; without any input the probe continues (see the test with a late
+    peer).
+    """
     with probe("a", "b", deadline=60) as a:
         assert a.stdin is not None
         a.stdin.write(pairs.HOLD.decode())
@@ -229,8 +231,8 @@ def test_the_end_of_open_input_ends_it() -> None:
         assert a.wait(timeout=10) == 1
 
 
-def test_sigterm_ends_it() -> None:
-    """As `timeout` and `docker stop` do."""
+def test_sigterm_stops_the_probe() -> None:
+    """From `timeout` and `docker stop`."""
     with probe("a", "b", deadline=60) as a:
         while not _listens(IPS["a"], HIGH):
             time.sleep(0.02)

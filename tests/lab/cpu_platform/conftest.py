@@ -14,18 +14,18 @@ from launcher.tools import derived
 EXPERTS = ("model_executor", "layers", "fused_moe", "experts")
 TENSOR = """
 class Tensor(list):
-    "One row, with what the plugin asks of it."
+    "One row, with the methods that the plugin uses."
     dtype = "int32"
     def long(self): return self
     def to(self, dtype): return self
-    def __lt__(self, limit): return [each < limit for each in self]
-    def __getitem__(self, at):
-        if isinstance(at, list):
-            return Tensor(self[each] for each in at)
-        return list.__getitem__(self, at)
-    def clamp(self, min): return Tensor(max(min, each) for each in self)
+    def __lt__(self, limit): return [item < limit for item in self]
+    def __getitem__(self, index):
+        if isinstance(index, list):
+            return Tensor(self[i] for i in index)
+        return list.__getitem__(self, index)
+    def clamp(self, min): return Tensor(max(min, item) for item in self)
     def masked_fill(self, mask, value):
-        return Tensor(value if hit else each for each, hit in zip(self, mask))
+        return Tensor(value if masked else item for item, masked in zip(self, mask))
     def masked_fill_(self, mask, value): self[:] = self.masked_fill(mask, value)
 """
 STAND_INS = {
@@ -55,7 +55,7 @@ class CPUUnquantizedExperts:
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
               global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
               expert_tokens_meta, apply_router_weight_on_input):
-        self.asked = topk_weights, topk_ids
+        self.arguments = topk_weights, topk_ids
 
 class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
     pass
@@ -84,13 +84,13 @@ def site(tmp_path: Path) -> Path:
 
 
 def run_json(site: Path, program: str) -> object:
-    """Run a program with the folder on its path; return what it printed, as JSON."""
-    done = subprocess.run(
+    """Run a program with the folder on its path; return its output, as JSON."""
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)

@@ -1,4 +1,4 @@
-"""The plugin that lets vLLM's CPU build run under Ray: when it steps in, and what it needs."""
+"""The plugin that lets vLLM's CPU build run under Ray: its conditions, and its imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_build_for_gpus_keeps_its_own_platform(site: Path) -> None:
-    """The plugin steps back where vLLM is no CPU build."""
+    """The plugin does nothing unless vLLM is a CPU build."""
     program = """
 import json, vllm.platforms, vlaunch_cpu_ray
 vllm.platforms.CHOICE = None

@@ -1,4 +1,4 @@
-"""Experts of which a rank has some."""
+"""Experts that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("expert_map", "weighed", "kernel_arguments", "output"),
+    ("expert_map", "weighted", "kernel_arguments", "output"),
     [
         (None, False, [[0.5, 0.3, 0.2], [1, 3, 2]], [7.0, 8.0, 9.0]),
         ([-1, -1, 0, 1], False, [[0.0, 0.3, 0.2], [0, 1, 0]], [7.0, 8.0, 9.0]),
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.processes
 def test_the_kernel_gets_local_experts_only(
     site: Path,
     expert_map: list[int] | None,
-    weighed: bool,
+    weighted: bool,
     kernel_arguments: list[list[float]],
     output: list[float],
 ) -> None:
-    """An expert of another rank weighs nothing; where the kernel does not weigh, its row is
-    cleared. Twice mended is once.
+    """Experts of other ranks get no weight; if the kernel does not apply weights, their rows are
+    cleared. The patch is idempotent.
     """
     program = f"""
 import json, torch
@@ -36,10 +36,10 @@ from vlaunch_cpu_ray import communicator
 for _ in range(2):
     communicator.RayCpuCommunicator("ep:0")
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
-experts, T, given = X86CPUUnquantizedExperts(), torch.Tensor, {expert_map}
+experts, T, expert_map = X86CPUUnquantizedExperts(), torch.Tensor, {expert_map}
 out = T([7.0, 8.0, 9.0])
-shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(given) if given else None
-experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighed})
-print(json.dumps([experts.asked, out]))
+shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(expert_map) if expert_map else None
+experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighted})
+print(json.dumps([experts.arguments, out]))
 """
     assert run_json(site, program) == [kernel_arguments, output]

@@ -1,4 +1,4 @@
-"""The network probe's modules, as they are in a container."""
+"""The network probe's modules, as in a container."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def payload() -> Iterator[SimpleNamespace]:
-    """The payload's modules, imported as they are in a container; nothing of them stays behind."""
+    """The payload's modules, imported as in a container, and removed after the test."""
     sys.path[:0] = FOLDERS
     saved = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     try:

@@ -1,4 +1,4 @@
-"""The network probe's parent, with stand-ins for its ranks."""
+"""The network probe's parent, with fake ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ stub, argv = sys.argv[2], sys.argv[3:]
 probe = network.NodeProbe(network.parse_args(argv), (sys.executable, stub), argv, "")
 print(json.dumps(probe.run()))
 """
-# Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows
-# the bar.
+# Reports the events in `--nonce`, a Python list, then performs the action after the bar.
 STUB = """
 import json, os, sys, time
 words = sys.argv
@@ -39,7 +38,7 @@ exec(words[words.index("--nonce") + 1])
 
 
 class Run:
-    """The parent as a process, with stand-ins for its ranks; its standard input is held open."""
+    """The parent as a process, with fake ranks; its standard input stays open."""
 
     def __init__(self, tmp_path: Path, does: str, *args: str, rank: int = 1) -> None:
         (tmp_path / "stub.py").write_text(STUB)
@@ -76,7 +75,7 @@ class Run:
         )
 
     def report(self) -> dict[str, Any]:
-        """Wait for the end and return the one object it printed."""
+        """Wait for the exit and return the printed report."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         out, err = self.process.stdout.read(), self.process.stderr.read()
@@ -90,7 +89,7 @@ class Run:
 
 
 def until_written(path: Path) -> str:
-    """Wait for a file with something in it; at most ten seconds."""
+    """Wait for a file with content; at most ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()):
@@ -100,7 +99,7 @@ def until_written(path: Path) -> str:
 
 
 def gone(pid: int) -> bool:
-    """True as soon as a process is no more; false after ten seconds."""
+    """Return whether a process exits within ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -111,10 +110,8 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
-    """Phases, figures, facts and the worst collective, with NCCL's log read back and the folder
-    removed.
-    """
+def test_the_report(tmp_path: Path) -> None:
+    """Phases, figures, facts and the worst collective, with NCCL's log; the folder is removed."""
     does = (
         "local = int(words[words.index('--child') + 1])\n"
         "log = os.environ['NCCL_DEBUG_FILE'].replace('%h', 'h').replace('%p', str(os.getpid()))\n"
@@ -165,10 +162,10 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
     ],
     ids=["signal", "exit code", "own word", "silent about a peer"],
 )
-def test_a_direction_that_was_not_measured_says_why(
+def test_an_unmeasured_direction_has_a_reason(
     tmp_path: Path, does: str, error: str, text: str
 ) -> None:
-    """The node's report has every direction towards it, whatever became of the rank."""
+    """The report has every direction towards its node, whatever became of the rank."""
     report = Run(tmp_path, does, "--reach", "0.3").report()
 
     assert report["ranks"][0]["error"] == error
@@ -180,8 +177,8 @@ def test_a_direction_that_was_not_measured_says_why(
     assert text in output
 
 
-def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
-    """Earlier results stay in the report."""
+def test_the_deadline_stops_ranks(tmp_path: Path) -> None:
+    """It is named, and earlier results stay in the report."""
     does = (
         f"say(phase='all_reduce'); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
         " time.sleep(60)"
@@ -198,8 +195,8 @@ def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["input", "signal"])
-def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
-    """The end of standard input, or SIGTERM: the ranks are gone, and the report says so."""
+def test_a_cancelled_launcher_stops_everything(tmp_path: Path, how: str) -> None:
+    """By the end of standard input, or SIGTERM: the ranks exit, and the report has the reason."""
     does = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     run = Run(tmp_path, does)
     pid = int(until_written(tmp_path / "pid"))
@@ -220,7 +217,7 @@ def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
     assert gone(pid)
 
 
-def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+def test_a_used_port_is_reported_at_once(tmp_path: Path) -> None:
     """No rank is started."""
     with socket.socket() as claimed:
         claimed.bind(("127.0.0.1", 0))
@@ -232,8 +229,8 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     assert report["ranks"][0]["phase"] == "starting"
 
 
-def test_ranks_wait_for_their_parents_word(tmp_path: Path) -> None:
-    """A rank that has torch is let go, with nobody to wait for; the report has how long it took."""
+def test_ranks_wait_for_their_release(tmp_path: Path) -> None:
+    """A rank with torch is released if it has no other to wait for; the report has the duration."""
     does = (
         "say(ready=True, took={'torch': 2.5}); word = sys.stdin.readline()\n"
         "say(took={'meeting': 0.5}, phase=word.strip(), done=True)"
@@ -248,8 +245,8 @@ def test_ranks_wait_for_their_parents_word(tmp_path: Path) -> None:
     assert (rank["torch"], rank["meeting"]) == (2.5, 0.5)
 
 
-def test_ranks_are_told_why_they_will_not_meet(tmp_path: Path) -> None:
-    """Nobody opens the head's port."""
+def test_ranks_get_the_reason_of_a_failed_start(tmp_path: Path) -> None:
+    """The head's port stays closed."""
     does = "say(ready=True); say(error=sys.stdin.readline().strip())"
     report = Run(tmp_path, does, "--reach", "0.3").report()
 
@@ -275,11 +272,11 @@ say(phase=word.strip(), took={{'meeting': 0.1}}, done=True)
 @pytest.mark.parametrize("moment", ["at once", "with torch", "released"])
 @pytest.mark.parametrize("node", ["a", "b"])
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_a_killed_rank_ends_its_nodes_part(
+def test_a_killed_rank_stops_its_node(
     tmp_path: Path, per_node: int, node: str, moment: str
 ) -> None:
-    """Long before the deadline, whatever it was doing: the other rank of its node stops, the head
-    continues without that node, and no node continues without the head.
+    """Long before the deadline: the other rank of its node stops, the head continues without that
+    node, and no node continues without the head.
     """
     script = tmp_path / "does"
     script.write_text(DEATH.format(rank=f"{node}0", moment=moment))
@@ -304,7 +301,7 @@ def test_a_killed_rank_ends_its_nodes_part(
     assert [report["error"] for report in reports] == ["", ""]
 
 
-def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:
+def test_name_servers_have_a_short_timeout(payload: SimpleNamespace) -> None:
     """Other resolver options stay."""
     env = payload.network.rank_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
 

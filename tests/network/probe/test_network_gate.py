@@ -1,4 +1,4 @@
-"""The network check of exported pods: what it refuses, and what becomes of its process."""
+"""The network check of exported pods: rejections, and its process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.network.probe.conftest import FOLDER, PATH
 
 @pytest.fixture
 def gate(payload: SimpleNamespace) -> Iterator[ModuleType]:
-    """The module, with its neighbours beside it as in the archive."""
+    """The module with the archive's other modules."""
     assert payload
     yield importlib.import_module("network_gate")
     for name in ("network_gate", "network_links"):
@@ -39,7 +39,7 @@ GOOD: dict[str, Any] = {
     "collective": {"ranks": 16, "busbw": 300e9, "correct": True, "error": ""},
 }
 LINK = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {}\n"
-DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/0", "Socket/0"))
+DIRECT, RDMA, TCP = (LINK.format(f"NET/{link}") for link in ("IB/0/GDRDMA", "IB/0", "Socket/0"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/
 def test_every_link_must_reach_the_level(
     gate: ModuleType, require: str, log: str, messages: list[str]
 ) -> None:
-    """By what NCCL says that it uses, not by what is fast."""
+    """By NCCL's log, not by speed."""
     assert gate.judge(GOOD, require, log) == messages
 
 
@@ -80,23 +80,21 @@ def test_every_link_must_reach_the_level(
         ({"collective": {"error": "", "correct": False}}, "all_reduce: wrong result"),
     ],
 )
-def test_what_was_not_seen_is_not_proven(
-    gate: ModuleType, part: dict[str, Any], expected: str
-) -> None:
-    """Each part of the report that says less than it should."""
+def test_incomplete_reports_fail(gate: ModuleType, part: dict[str, Any], expected: str) -> None:
+    """For every part of the report."""
     (finding,) = gate.judge({**GOOD, **part}, "any", DIRECT)
 
     assert expected in finding
 
 
 def test_cpus_have_no_rdma(gate: ModuleType) -> None:
-    """Gloo is TCP, whatever the cards can."""
+    """Gloo uses TCP on any card."""
     assert gate.judge({**GOOD, "backend": "gloo"}, "any", "") == []
     assert gate.judge({**GOOD, "backend": "gloo"}, "rdma", "") != []
 
 
-def test_the_figures_are_told(gate: ModuleType) -> None:
-    """A line for each direction, and one for all."""
+def test_the_figures_are_printed(gate: ModuleType) -> None:
+    """A line per direction, and one for the collective."""
     assert gate.format_measurements(GOOD) == [
         "rank1 → rank0, local rank 0: 47.00 GB/s, 12 µs",
         "all_reduce over 16 ranks: 300.00 GB/s bus bandwidth",
@@ -104,7 +102,7 @@ def test_the_figures_are_told(gate: ModuleType) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens."""
+    """Return an unused port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -131,7 +129,7 @@ def start(program: list[str | Path], *args: str, **env: str) -> subprocess.Popen
 
 
 def judged(wrong: list[str]) -> list[str | Path]:
-    """Return a program whose check measures nothing and judges so."""
+    """Return a program with a fake measurement and this verdict."""
     return [
         "-c",
         f"import network_gate as gate; gate.check_network = lambda _: {wrong}; gate.main()",
@@ -155,7 +153,7 @@ def test_a_passed_check_becomes_the_command() -> None:
 
 @pytest.mark.processes
 def test_a_failed_check_waits() -> None:
-    """With the reason in its log, until the pod is deleted; the command is not started."""
+    """With the reason in its log, until the pod is deleted; the command does not start."""
     with start(judged(["too slow"]), *options(0, 1), "echo", "started") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
@@ -173,7 +171,7 @@ def test_a_failed_check_waits() -> None:
 
 @pytest.mark.processes
 def test_an_archive_measures(tmp_path: Path) -> None:
-    """Two pods find each other; their ranks fail, for this torch is none, and both say why."""
+    """Two pods connect; without torch their ranks fail, and both report the reason."""
     archive, port = tmp_path / "network.pyz", free_port()
     archive.write_bytes(zipapps.pack(zipapps.network_files()))
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
@@ -194,7 +192,7 @@ def test_an_archive_measures(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_pod_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
+def test_a_deleted_pod_stops_the_check(tmp_path: Path) -> None:
     """At once, without a verdict."""
     (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
     path = f"{PATH}:{tmp_path}"
@@ -208,10 +206,10 @@ def test_a_pod_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
     assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
 
 
-def test_a_name_is_looked_up_at_each_attempt(
+def test_names_are_resolved_at_every_attempt(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of pods come later than the pods; one that never comes ends the check."""
+    """DNS records of pods appear late; a missing one fails the check."""
     answers = iter([socket.gaierror(-2, "Name or service not known"), "connected"])
 
     def connect(*_: object, **__: object) -> str:

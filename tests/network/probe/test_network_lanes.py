@@ -24,19 +24,19 @@ pytestmark = pytest.mark.processes
 def test_the_largest_transfer_fits(
     payload: SimpleNamespace, backend: str, free: int, ranks: int, size: int
 ) -> None:
-    """An eighth of the free memory divided by ranks, a power of two, never nothing."""
+    """An eighth of the free memory divided by ranks, a power of two, at least one."""
     assert payload.lanes.max_transfer(backend, free, ranks) == size
 
 
-def test_sizes_grow_until_time_or_memory_end_it(payload: SimpleNamespace) -> None:
-    """A slow link is measured with little."""
+def test_sizes_grow_up_to_a_limit(payload: SimpleNamespace) -> None:
+    """Of time or memory: a slow link is measured with little data."""
     assert payload.lanes.larger_size(1 << 20, 0.1, 4 << 20) == 2 << 20
     assert payload.lanes.larger_size(1 << 20, 0.2, 4 << 20) == 0
     assert payload.lanes.larger_size(4 << 20, 0.01, 4 << 20) == 0
 
 
-def test_a_size_is_measured_again_once_it_is_large_enough(payload: SimpleNamespace) -> None:
-    """Three times, or once where a transfer takes longer than a second."""
+def test_large_sizes_are_repeated(payload: SimpleNamespace) -> None:
+    """Three times, or once if a transfer takes longer than a second."""
     size, most = 1 << 20, 4 << 20
     assert payload.lanes.next_size(size, [0.1], most) == 2 << 20
     assert payload.lanes.next_size(size, [0.2], most) == size
@@ -49,7 +49,7 @@ def test_a_size_is_measured_again_once_it_is_large_enough(payload: SimpleNamespa
 def test_gloo_uses_the_named_interface_or_the_node_s_address(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that no interface has is said at once, with those that are there."""
+    """An unknown interface is an error that lists the existing ones."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert payload.lanes.gloo_devices("10.0.0.2") == [{"hostname": "10.0.0.2"}]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -61,9 +61,9 @@ def test_gloo_uses_the_named_interface_or_the_node_s_address(
         payload.lanes.gloo_devices("10.0.0.2")
 
 
-def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
-    """Options with our timeout, lists of tensors, peers and tags; a queue that does not end is a
-    timeout, and aborted; an error of NCCL's ends the wait.
+def test_calls_of_nccl(payload: SimpleNamespace) -> None:
+    """Options with our timeout, lists of tensors, peers and tags; an endless queue is a timeout,
+    and aborted; an error of NCCL ends the wait.
     """
     calls: list[Any] = []
     errors: list[str] = []

@@ -18,8 +18,8 @@ def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -
         payload.node.reserve_port("192.0.2.1", 29577)
 
 
-def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> None:
-    """Only telling lines count."""
+def test_a_long_log_is_cut(payload: SimpleNamespace) -> None:
+    """At a line, with a note; only relevant lines count."""
     line = "gpu1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
     cut = payload.node.cap_log("NCCL INFO threadThresholds 8/8/64\n" + line * 100, 1000)
 
@@ -29,12 +29,8 @@ def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> No
     assert set(cut.splitlines(keepends=True)[:-1]) == {line}
 
 
-def test_a_link_is_never_cut_for_what_every_communicator_repeats(
-    payload: SimpleNamespace, tmp_path: Path
-) -> None:
-    """With many nodes the share of a pair is small, and NCCL tells of its devices again for each of
-    them.
-    """
+def test_links_survive_repeated_lines(payload: SimpleNamespace, tmp_path: Path) -> None:
+    """A pair's share is small among many nodes, and every communicator prints its devices."""
     devices = "".join(
         f"n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA {i} 'mlx5_{i}'\n"
         for i in range(8)
@@ -72,7 +68,7 @@ def test_older_drivers_load_cuda_s_compatibility_libraries_as_vllm_does(
     env: dict[str, str],
     folder: str | None,
 ) -> None:
-    """Only with vLLM's switch, its folder first, and without it twice."""
+    """Only with vLLM's switch; its folder comes first, once."""
     (tmp_path / "own").mkdir()
     (tmp_path / "conda/cuda-compat").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -91,12 +87,10 @@ def test_older_drivers_load_cuda_s_compatibility_libraries_as_vllm_does(
         (None, "0000:15:01.0/0000:19:00.0", None),
     ],
 )
-def test_a_switch_that_a_gpu_and_a_card_share(
+def test_a_shared_pcie_switch(
     payload: SimpleNamespace, tmp_path: Path, gpu: str | None, card: str | None, shared: bool | None
 ) -> None:
-    """Both are below the same root port; on another one they are not, and without one of them
-    nothing can be told.
-    """
+    """GPU and card are below the same root port; without one of them the result is unknown."""
     root = tmp_path / "devices/pci0000:15"
     for path, vendor, kind in ((gpu, "0x10de", "0x030200"), (card, "0x15b3", "0x020700")):
         if path is None:
@@ -123,14 +117,14 @@ def test_a_switch_that_a_gpu_and_a_card_share(
         ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", ""),
     ],
 )
-def test_torch_s_cuda_is_known_without_importing_it(
+def test_cuda_of_torch_without_an_import(
     payload: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
     version: str,
 ) -> None:
-    """The import would load the driver's libraries, too early for another path."""
+    """An import would load the driver's libraries too early for another path."""
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")

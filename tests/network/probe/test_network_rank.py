@@ -1,4 +1,4 @@
-"""Pairs of each round, and the start of ranks."""
+"""Pairs of the rounds, and the start of ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 31, 32])
-def test_every_pair_meets_once_and_nobody_twice_a_round(
-    payload: SimpleNamespace, count: int
-) -> None:
-    """In as few rounds as can be."""
+def test_rounds_of_pairs(payload: SimpleNamespace, count: int) -> None:
+    """Every pair once, every node at most once per round, in the fewest rounds."""
     rounds = payload.rank.tournament(count)
     pairs = [pair for item in rounds for pair in item]
 
@@ -31,10 +29,10 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(
 @pytest.mark.parametrize(
     ("label", "lost"), [("go", []), ("go ", []), ("go b", [2, 3]), ("go b,c", [2, 3, 4, 5])]
 )
-def test_a_rank_begins_without_the_nodes_that_did_not_come(
+def test_a_rank_starts_without_missing_nodes(
     payload: SimpleNamespace, label: str, lost: list[int]
 ) -> None:
-    """All ranks of them, so that nobody waits for one."""
+    """Without all of their ranks, so that none is awaited."""
     messages: list[dict[str, object]] = []
     rank = SimpleNamespace(
         lost=[],
@@ -51,16 +49,14 @@ def test_a_rank_begins_without_the_nodes_that_did_not_come(
     ("label", "why"),
     [("no the head did not open x", "the head did not open x"), ("", "its probe ended")],
 )
-def test_a_rank_that_cannot_meet_the_others_says_why(
-    payload: SimpleNamespace, label: str, why: str
-) -> None:
-    """In its parent's words."""
+def test_a_failed_rendezvous_has_a_reason(payload: SimpleNamespace, label: str, why: str) -> None:
+    """The parent's."""
     with pytest.raises(payload.work.RankError, match=why):
         payload.rank.ProbeRank.await_release(SimpleNamespace(), io.StringIO(label))
 
 
 class FakeStore:
-    """A store that has some keys; a wait for any other key takes its whole time limit."""
+    """A store with some keys; a wait for any other key takes its whole timeout."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = dict.fromkeys(keys, "1")
@@ -80,12 +76,10 @@ class FakeStore:
 @pytest.mark.parametrize(
     ("text", "at_once"), [("", False), ("lost b\n", False), ("lost b\nlost c\n", True)]
 )
-def test_the_head_waits_for_no_rank_that_has_ended(
+def test_the_head_does_not_wait_for_exited_ranks(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, text: str, at_once: bool
 ) -> None:
-    """Of four nodes, b and c do not come: rank 0 continues as soon as it knows that neither will,
-    else at the time limit.
-    """
+    """Of four nodes, b and c are missing: rank 0 continues once it knows, else at the timeout."""
     monkeypatch.setattr(payload.rank, "TICK", 0.02)
     args = SimpleNamespace(
         nodes="a=x,b=y,c=z,d=v", child=0, ranks_per_node=1, node_rank=0, node="a"
@@ -102,7 +96,7 @@ def test_the_head_waits_for_no_rank_that_has_ended(
     assert (took < 0.5) is at_once
 
 
-def test_a_rank_that_came_before_it_ended_is_not_lost(payload: SimpleNamespace) -> None:
+def test_a_rank_that_exited_after_the_rendezvous(payload: SimpleNamespace) -> None:
     """Its pairs will fail, and name it."""
     rank = SimpleNamespace(dead={1}, lost=[], store=FakeStore("x/0", "x/1"))
     payload.rank.ProbeRank.count_arrived(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
@@ -111,10 +105,10 @@ def test_a_rank_that_came_before_it_ended_is_not_lost(payload: SimpleNamespace) 
 
 
 @pytest.mark.parametrize("met", [True, False])
-def test_a_rank_stops_at_its_parents_word(
+def test_a_rank_stops_at_its_parents_request(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, met: bool
 ) -> None:
-    """Unless it has met the others: then it can measure."""
+    """Unless it has met the others, and can measure."""
     ends, text = list[int](), list[dict[str, object]]()
     monkeypatch.setattr(payload.rank, "exit_now", ends.append)
     rank = SimpleNamespace(
@@ -126,7 +120,7 @@ def test_a_rank_stops_at_its_parents_word(
 
 
 class FakeLane:
-    """A lane that counts its uses and takes as long as a test wants."""
+    """A lane that counts its uses and takes the time that a test sets."""
 
     device = "cpu"
 
@@ -139,7 +133,7 @@ class FakeLane:
 def test_a_rank_warms_up_before_pairs_are_timed(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, behaviour: str
 ) -> None:
-    """In a group of its own; what fails or hangs there is left to the first pair to report."""
+    """In its own group; errors and hangs are left to the first pair to report."""
     hang, uses = threading.Event(), list[tuple[object, ...]]()
 
     def reduce() -> None:

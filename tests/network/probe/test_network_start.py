@@ -23,8 +23,8 @@ OURS, FOREIGN = (
 
 
 class Ranks:
-    """The ranks of a node, whose progress a test decides. `absent` are the nodes that they are
-    released without, `lost` those that failed after the release.
+    """The ranks of a node, with scripted progress. They are released without the `absent` nodes;
+    `lost` ones failed after the release.
     """
 
     def __init__(self, payload: SimpleNamespace, *, ready: bool = True, met: bool = True) -> None:
@@ -56,7 +56,7 @@ class Ranks:
 
 
 class Head:
-    """The head's side in a thread."""
+    """The head's part, in a thread."""
 
     def __init__(
         self, payload: SimpleNamespace, *others: str, met: bool = True, **limits: Any
@@ -74,7 +74,7 @@ class Head:
 
     @property
     def absent(self) -> list[str]:
-        """The nodes that it gave up."""
+        """Return the nodes that it gave up."""
         return self.ranks.absent
 
     def run(self) -> None:
@@ -180,9 +180,7 @@ def test_a_probe_that_exits_is_absent(start_head: Callable[..., Head]) -> None:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_node_whose_rank_has_ended_is_absent(
-    start_head: Callable[..., Head], ready: bool
-) -> None:
+def test_a_node_with_an_exited_rank_is_absent(start_head: Callable[..., Head], ready: bool) -> None:
     """Its probe disconnects at once; the others continue without it."""
     head = start_head("b", "c", reach=60.0, torch=60.0)
     broken = Ranks(head.payload, ready=ready)
@@ -197,10 +195,10 @@ def test_a_node_whose_rank_has_ended_is_absent(
 
 
 @pytest.mark.parametrize("own", ["", OURS], ids=["pods", "mutual TLS"])
-def test_no_node_waits_for_a_head_whose_rank_has_ended(
+def test_no_node_waits_for_a_head_with_an_exited_rank(
     start_head: Callable[..., Head], own: str
 ) -> None:
-    """Neither one that is connected nor one that connects later."""
+    """Neither a connected one nor one that connects later."""
     head = start_head("b", "c", reach=60.0, torch=60.0, certificate=own)
     head.ranks.dead.set()
     message = "^stopped: the head's probe at .* ended before all ranks had met: rank 7 ended$"
@@ -216,10 +214,10 @@ def test_no_node_waits_for_a_head_whose_rank_has_ended(
 
 
 @pytest.mark.parametrize("dead", ["head", "other"])
-def test_a_rank_that_ends_after_the_release_is_lost(
+def test_a_rank_that_exits_after_the_release_is_lost(
     start_head: Callable[..., Head], dead: str
 ) -> None:
-    """Its node is; where it is the head's, no node waits for it."""
+    """With its node; if it is the head's, no node waits for it."""
     head = start_head("b", met=False)
     head.has_torch.set()
     ranks = Ranks(head.payload, met=False)
@@ -243,7 +241,9 @@ def test_a_rank_that_ends_after_the_release_is_lost(
 @pytest.mark.parametrize(
     "line", [b"word c\n", b"other b\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 1000, b""]
 )
-def test_other_programs_are_refused(start_head: Callable[..., Head], own: str, line: bytes) -> None:
+def test_other_programs_are_rejected(
+    start_head: Callable[..., Head], own: str, line: bytes
+) -> None:
     """The connection of another run's probe or a port scanner is closed; the real probe can still
     connect.
     """
@@ -261,7 +261,7 @@ def test_other_programs_are_refused(start_head: Callable[..., Head], own: str, l
     assert (answer, head.absent) == (b"", [])
 
 
-def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> None:
+def test_a_probe_of_another_run_is_rejected(start_head: Callable[..., Head]) -> None:
     """Its error has the reason, and its node is not connected."""
     head = start_head("b")
     with pytest.raises(
@@ -276,7 +276,7 @@ def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> N
     assert head.absent == []
 
 
-def test_a_client_without_a_certificate_is_refused(start_head: Callable[..., Head]) -> None:
+def test_a_client_without_a_certificate_is_rejected(start_head: Callable[..., Head]) -> None:
     """Knowing the run's nonce does not help; the TLS alert names the reason."""
     head = start_head("b", reach=0.5)
     with pytest.raises(head.payload.start.RendezvousError, match="something else answers"):

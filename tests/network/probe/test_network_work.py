@@ -31,15 +31,15 @@ pytestmark = pytest.mark.processes
         ("", "ValueError"),
     ],
 )
-def test_an_exception_is_cut_to_its_telling_line(
+def test_exceptions_are_shortened_to_the_relevant_line(
     payload: SimpleNamespace, expected: str, short: str
 ) -> None:
-    """Without the place in somebody's source; NCCL's last error tells more than its first."""
+    """Without source locations; NCCL's last error is more precise than its first."""
     assert payload.work.shorten_error(ValueError(expected)) == short
 
 
-def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
-    """Its result counts when it comes in time, and so does its error."""
+def test_a_hanging_call_is_abandoned(payload: SimpleNamespace) -> None:
+    """Its result or error counts if it comes in time."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
 
@@ -49,10 +49,10 @@ def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
         assert payload.work.run_bounded(lambda: signal.sigtimedwait([], 0.5), 0.01)[0] is False
 
 
-def test_a_thread_takes_its_own_gpu(
+def test_a_thread_selects_its_gpu(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA's current device belongs to a thread, and every group is made in a new one."""
+    """CUDA's current device is per thread, and every group runs in a new one."""
     claimed: list[int] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(set_device=claimed.append))
     store = SimpleNamespace(set_timeout=lambda _: None)
@@ -66,8 +66,8 @@ def test_a_thread_takes_its_own_gpu(
     assert claimed == [3]
 
 
-def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
-    """A hang, an error of the library, and a word of our own that needs nothing added."""
+def test_a_failed_pair_names_the_operation_and_the_peer(payload: SimpleNamespace) -> None:
+    """For a hang and a library's error; our own messages need no addition."""
     rank = SimpleNamespace(
         args=SimpleNamespace(pair_timeout=8), format_ranks=lambda ranks: f"rank {ranks[0]} (b)"
     )

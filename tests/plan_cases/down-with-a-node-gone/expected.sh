@@ -26,8 +26,8 @@ on node2 docker rm --force --volumes d99d48cd6182bf9bf9e811f5d63aefbd1b2fe562c58
 on node1 docker rm --force --volumes bff86e874d240ce3d75c0f9687e55afa4077abe7be023f72eef0b3175d8c1c87
 
 # == Remove files and secrets
-on node1 sh -c 'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }' clear /root/.vlaunch/lab network.json /root/.vlaunch/cache/lab /root/.vlaunch/cache &
-on node2 sh -c 'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }' clear /root/.vlaunch/lab network.json /root/.vlaunch/cache/lab /root/.vlaunch/cache &
+on node1 sh -c 'rm -rf "$1/payload" "$1/secrets" "$1/front" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }' clear /root/.vlaunch/lab network.json /root/.vlaunch/cache/lab /root/.vlaunch/cache &
+on node2 sh -c 'rm -rf "$1/payload" "$1/secrets" "$1/front" "$1/server" "$1/$2" "$1/.$2."* && { rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && { rmdir "${1%/*}" 2>/dev/null || true; }' clear /root/.vlaunch/lab network.json /root/.vlaunch/cache/lab /root/.vlaunch/cache &
 all
 
 # == Verify that nothing is left

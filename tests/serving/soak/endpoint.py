@@ -55,7 +55,9 @@ class Endpoint:
                         else:
                             self._send(event if isinstance(event, str) else json.dumps(event))
                 finally:
-                    owner._count(-1)  # before the end of the answer: the next request follows it
+                    owner._count(
+                        -1
+                    )  # before the end of the answer, which triggers the next request
                 if owner.complete:
                     self._send(DONE)
                 self.wfile.write(b"0\r\n\r\n")

@@ -26,7 +26,7 @@ def make_load(
     tokens: int = 3,
     **headers: str,
 ) -> LoadGenerator:
-    """Make a load on endpoints."""
+    """Return a load on endpoints."""
     targets = [target(endpoint.port, **headers) for endpoint in endpoints]
     return LoadGenerator(targets, "served-name", task, tokens, streams)
 

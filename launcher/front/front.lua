@@ -1,0 +1,11 @@
+-- FRONT_HOLD: seconds to hold a request while no replica is up; FRONT_SERVER_KEY: file of the
+-- servers' own key.
+local hold, key_file = tonumber(os.getenv("FRONT_HOLD")), os.getenv("FRONT_SERVER_KEY")
+
+core.register_action("hold", {"http-req"}, function(txn)
+  local ready, start = txn:get_var("txn.ready"), core.now().sec
+  while txn.f:nbsrv(ready) == 0 and core.now().sec - start < hold do core.msleep(200) end
+end)
+
+local key = key_file and assert(io.open(key_file)):read("l")
+core.register_fetches("server_key", function() return key end)

@@ -1,0 +1,465 @@
+"""Plan of the front: its files, its container, and the gate that requires its configuration to run.
+
+HAProxy itself validates a new configuration before it replaces the old one, and a reload keeps
+connections: after a bad change the old configuration keeps serving. The agent changes states of
+replicas at run time through `haproxy.sock`, which is in the node's container as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from launcher.agent import router_process
+from launcher.core.check import Finding, failed, passed, waiting
+from launcher.core.domain import Answer, ExistingMount, Inventory, Mount, Node, Secret, fold
+from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
+from launcher.core.transport import Answers, Command
+from launcher.front import configuration, node_program
+from launcher.front.certificates import covers, served_names
+from launcher.front.configuration import FILES, SECRETS, FrontServer
+from launcher.front.status import parse_status
+from launcher.tools import containers, docker
+from launcher.tools.site import Site
+
+SERVER_KEY = "VLLM_API_KEY"
+_TABLE = router_process.TABLE
+_CONFIG, _LUA, _KEYS, _TLS, _KEY_FILE = (
+    *("haproxy.cfg", "front.lua", "keys.map"),
+    *("tls.pem", "server-key"),
+)
+_MASTER = "master.sock"  # for the requests of workers before a reload
+_PROGRAM = Path(node_program.__file__).read_text(encoding="utf-8")
+_QUERY = (
+    'for f in "$1/haproxy.cfg" "$1/front.lua" "$1/router.json" "$2/tls.pem" "$2/server-key"; do'
+    ' sha256sum "$f" 2>/dev/null; done; sed -n "/BEGIN CERT/,/END CERT/p" "$2/tls.pem" 2>/dev/null;'
+    ' sed "s/^/key /" "$1/keys.map" 2>/dev/null; [ ! -e "$1/keys.map" ] || echo keys'
+)
+_WRITE = 'umask 077 && mkdir -p "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
+
+_VALIDATE = 'sed "$2" "$1" >/tmp/haproxy.cfg && haproxy -c -f /tmp/haproxy.cfg'
+_REPLACE = 'for f; do mv "$f.new" "$f" || exit; done'
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the front, and the shell command that prints a secret content, for display."""
+
+    folder: str
+    name: str
+    content: str = field(repr=False)
+    shown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontFiles:
+    """The front's files on a node: digests by name, its certificate (PEM), and its map of keys
+    (None without a file). `running` is the digest of the configuration that runs.
+    """
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    certificate: str = ""
+    keys: str | None = None
+    running: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontInputs:
+    """Inputs of the plan besides the nodes' facts: the servers, files by node, and the certificate
+    and the key of the servers (None to keep those on the nodes).
+    """
+
+    servers: tuple[FrontServer, ...] = ()
+    files: Mapping[str, FrontFiles] = field(default_factory=dict)
+    certificate: Secret | None = None
+    server_key: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontState:
+    """The front's URL, the states of its containers by node, and their drift."""
+
+    url: str
+    nodes: Mapping[str, str]
+    drift: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """True if all of them run and match the inventory."""
+        return not self.drift and all(state == "running" for state in self.nodes.values())
+
+
+def preflight_gates(site: Site) -> tuple[Gate, ...]:
+    """Return the gate for an image that `up` cannot pull, before anything changes."""
+    inventory = site.inventory
+    missing = nodes_without_image(site)
+    if inventory.front is None or inventory.image_source != "nodes" or not missing:
+        return ()
+    image = inventory.front.image
+    text, fix = f"lacks {image}, the front's image", f"run `vlaunch image copy {image}`"
+    return (
+        precomputed_gate(
+            "front-image",
+            "the front's image is on its nodes",
+            lambda: [failed(node, text, fix=fix) for node in missing],
+        ),
+    )
+
+
+def nodes_without_image(site: Site) -> list[Node]:
+    """Return the front's nodes that lack its image, as far as observed."""
+    front = site.inventory.front
+    nodes = site.inventory.front_nodes
+    return [node for node in nodes if front and site.image(node, front.image) is None]
+
+
+def pull_steps(site: Site) -> tuple[Step, ...]:
+    """Return the steps that pull the front's image where it is missing."""
+    front = site.inventory.front
+    return tuple(
+        Step(
+            title=f"pulling {front.image}",
+            command=Command(
+                node=node.name, argv=docker.pull(node.docker, front.image), timeout=600
+            ),
+        )
+        for node in nodes_without_image(site)
+        if front and site.inventory.image_source == "registry"
+    )
+
+
+def query_files(site: Site) -> list[Command]:
+    """Query the front's files on its nodes, and HAProxy where it runs."""
+    queries = [
+        (
+            Command(
+                node=node.name,
+                argv=("sh", "-c", _QUERY, "front", files_dir(site, node), secrets_dir(site, node)),
+                timeout=30,
+            ),
+            *([node_command(site, node, "status")] if front_container(site, node) else ()),
+        )
+        for node in site.inventory.front_nodes
+    ]
+    return [query for node_queries in queries for query in node_queries]
+
+
+def parse_files(answers: Sequence[Answer]) -> FrontFiles:
+    """Parse a node's answers to `query_files`."""
+    answer, *status = answers
+    lines = answer.out.splitlines()
+    digests = re.findall(r"^([0-9a-f]{64})  .*/([a-z.-]+)$", answer.out, re.MULTILINE)
+    keys = "".join(f"{line[4:]}\n" for line in lines if line.startswith("key "))
+    pem = re.search(r"-----BEGIN CERT.*-----END CERTIFICATE-----", answer.out, re.DOTALL)
+    return FrontFiles(
+        digests={name: digest for digest, name in digests},
+        certificate=pem[0] if pem else "",
+        keys=keys if "keys" in lines else None,
+        running=parse_status(status[0]).digest if status else "",
+    )
+
+
+def uses_tls(inventory: Inventory) -> bool:
+    """Return True if clients connect with TLS."""
+    return inventory.front is not None and inventory.front.tls.kind != "off"
+
+
+def needs_certificate(inventory: Inventory, files: Mapping[str, FrontFiles]) -> bool:
+    """Return True if a self-signed certificate is missing, wrong, or not the same on all nodes."""
+    if not uses_tls(inventory) or (inventory.front and inventory.front.tls.cert):
+        return False
+    texts = {files[node.name].certificate for node in inventory.front_nodes if node.name in files}
+    return len(texts) != 1 or not covers(texts.pop(), served_names(inventory))
+
+
+def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
+    """Return the front's container. Its files change without a restart, so it depends on the
+    inventory only.
+    """
+    front = site.inventory.front
+    assert front is not None  # noqa: S101 - callers have one
+    return docker.ContainerSpec(
+        name=container_name(site, node),
+        image=front.image,
+        entrypoint="haproxy",
+        command=("-W", "-db", "-S", f"{FILES}/{_MASTER}", "-f", f"{FILES}/{_CONFIG}"),
+        cluster=site.inventory.cluster,
+        role="front",
+        node=node.name,
+        user="0:0",  # the worker gives up its rights
+        mounts=_mounts(site, node),
+        log_driver=site.inventory.logging.driver or "",
+        log_options=containers.log_options(site, node),
+    ).labelled()
+
+
+def find_drift(site: Site, node: Node) -> tuple[str, ...]:
+    """Describe how a node's front differs from the inventory; nothing without a container."""
+    container = front_container(site, node)
+    if container is None:
+        return ()
+    if node not in site.inventory.front_nodes:
+        return ("its front is not in the inventory",)
+    spec, image = front_spec(site, node), site.image(node, container.image)
+    if container.spec == spec.hash:
+        return ()
+    env = image.env if image else container.env
+    return tuple(f"front: {text}" for text in docker.describe_differences(container, spec, env))
+
+
+def front_state(site: Site) -> FrontState | None:
+    """Return the state of the front's containers; None if there is no front."""
+    inventory = site.inventory
+    observed = {node.name: front_container(site, node) for node in site.observed_nodes}
+    if inventory.front is None and not any(observed.values()):
+        return None
+    nodes = {node.name: observed.get(node.name) for node in inventory.front_nodes}
+    return FrontState(
+        url=f"{inventory.front_url}/NAME/v1" if inventory.front else "",
+        nodes={
+            name: container.status if container else "absent" if name in observed else "unknown"
+            for name, container in nodes.items()
+        },
+        drift=tuple(_notes(site)),
+    )
+
+
+def front_container(site: Site, node: Node) -> docker.Container | None:
+    """Return the front's container on a node, running or not."""
+    facts = site.facts_of(node)
+    return facts.container(container_name(site, node)) if facts else None
+
+
+def container_name(site: Site, node: Node) -> str:
+    """Return the name of a node's front."""
+    return f"{site.container_name(node)}-front"
+
+
+def files_dir(site: Site, node: Node) -> str:
+    """Return the folder of the front's configuration, keys and socket, which the agent sees."""
+    return f"{site.state_dir(node)}/server/.front"
+
+
+def secrets_dir(site: Site, node: Node) -> str:
+    """Return the folder of its private key and of the servers' key, apart from other secrets."""
+    return f"{containers.secrets_base(site, node)}/front"
+
+
+def node_command(site: Site, node: Node, *command: str) -> Command:
+    """Return a command of `node_program`, in the node's own container, which has Python."""
+    argv = ("python3", "-c", _PROGRAM, f"{containers.SERVERS}/.front", f"{FILES}/{_KEYS}")
+    return site.in_container(node, (*argv, *command), timeout=30)
+
+
+def plan_front(site: Site, inputs: FrontInputs, *, verb: str, start: bool = True) -> Plan:
+    """Plan the front's files, validation, container and gate; without `start`, no new container.
+
+    What is as it should be stays; a changed configuration is reloaded and closes no connection.
+    """
+    inventory, nodes = site.inventory, site.inventory.front_nodes
+    configs = {node.name: _render(inventory, node, inputs) for node in nodes}
+    leftovers = _leftover_steps(site) if start else []
+    stages = [Stage(id="front", title="Remove the front", steps=tuple(leftovers))]
+    write, validate, begin = list[Step](), list[Step](), list[Step]()
+    for node in nodes:
+        files, config = inputs.files.get(node.name, FrontFiles()), configs[node.name]
+        changed = _changed_files(site, node, inputs, files, config)
+        if files.keys is None:
+            others = (other.keys for other in inputs.files.values())
+            keys = next(filter(None, others), "")
+            write.append(_write(node, _File(files_dir(site, node), _KEYS, keys)))
+        if changed:
+            write += [_write(node, file, suffix=".new") for file in changed]
+            validate += _validation_steps(site, node, changed)
+        outdated = bool(changed) or f"description {files.running}\n" not in config
+        begin += _start_steps(site, node, reload=outdated, start=start)
+    stages += [
+        Stage(id="front", title="Write the front's files", steps=tuple(write)),
+        Stage(id="front", title="Validate the front's configuration", steps=tuple(validate)),
+        Stage(
+            id="front",
+            title="Start the front",
+            steps=tuple(begin),
+            gates=(_serving_gate(site, configs),) if begin else (),
+        ),
+    ]
+    return Plan(verb=verb, stages=tuple(stages), notes=tuple(_notes(site) if start else ()))
+
+
+def _notes(site: Site) -> list[str]:
+    nodes: dict[str, list[str]] = {}
+    for node in site.nodes:
+        for text in find_drift(site, node):
+            nodes.setdefault(text, []).append(node.name)
+    return [f"{fold(names)}: {text}" for text, names in nodes.items()]
+
+
+def _leftover_steps(site: Site) -> list[Step]:
+    title = "removing the front, which is not in the inventory"
+    return [
+        _step(title, node, argv)
+        for node in site.nodes
+        if node not in site.inventory.front_nodes and (container := front_container(site, node))
+        for argv in (
+            docker.remove(node.docker, container.id),
+            ("rm", "-f", f"{files_dir(site, node)}/{_TABLE}"),  # the router ends with it
+        )
+    ]
+
+
+def _render(inventory: Inventory, node: Node, inputs: FrontInputs) -> str:
+    assert inventory.front is not None  # noqa: S101 - it has nodes
+    return configuration.render(
+        inventory.front,
+        inputs.servers,
+        metrics_address=node.ip,
+        server_key=SERVER_KEY in inventory.secrets,
+        targets=configuration.scrape_targets(inventory, node, inputs.servers),
+    )
+
+
+def _changed_files(
+    site: Site, node: Node, inputs: FrontInputs, files: FrontFiles, config: str
+) -> list[_File]:
+    """Return the files with another content than those on the node, apart from the keys."""
+    from launcher.tools.node_files import secret_command
+
+    folder, secrets, inventory = files_dir(site, node), secrets_dir(site, node), site.inventory
+    assert inventory.front is not None  # noqa: S101 - it has nodes
+    candidates = [
+        _File(folder, _CONFIG, config),
+        _File(folder, _LUA, configuration.LUA.read_text(encoding="utf-8")),
+        _File(folder, _TABLE, configuration.render_table(inventory.front, inputs.servers)),
+    ]
+    if inputs.certificate is not None:
+        command = _certificate_command(inventory)
+        candidates.append(_File(secrets, _TLS, inputs.certificate.reveal(), command))
+    if inputs.server_key is not None:
+        command = secret_command(inventory, SERVER_KEY)
+        candidates.append(_File(secrets, _KEY_FILE, inputs.server_key.reveal(), command))
+    return [file for file in candidates if files.digests.get(file.name) != _sha256(file.content)]
+
+
+def _certificate_command(inventory: Inventory) -> str:
+    """Return the shell command that prints the certificate and its key, for display."""
+    tls = inventory.front.tls if inventory.front else None
+    if tls and tls.cert and tls.key:
+        return shlex.join(("cat", *(str(Path(path).expanduser()) for path in (tls.cert, tls.key))))
+    names = served_names(inventory)
+    alternative = ",".join(
+        f"{'IP' if re.fullmatch(r'[0-9.]+|.*:.*', name) else 'DNS'}:{name}" for name in names
+    )
+    return (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 27000 -subj"
+        f" {shlex.quote(f'/CN={names[0]}')} -addext {shlex.quote(f'subjectAltName={alternative}')}"
+        " -keyout -"
+    )
+
+
+def _write(node: Node, file: _File, suffix: str = "") -> Step:
+    return Step(
+        title=f"writing the front's {file.name}",
+        command=Command(
+            node=node.name,
+            argv=("sh", "-c", _WRITE, "front-file", file.folder, f"{file.name}{suffix}"),
+            timeout=30,
+            stdin=partial(str.encode, file.content),
+            shown_stdin=file.shown or f"printf %s {shlex.quote(file.content)}",
+        ),
+    )
+
+
+def _validation_steps(site: Site, node: Node, changed: Sequence[_File]) -> list[Step]:
+    """Return the steps that validate new files with HAProxy and put them in place of the old."""
+    spec, names = front_spec(site, node), [file.name for file in changed]
+    volumes = (
+        word for mount in spec.mounts for word in ("--volume", f"{mount.source}:{mount.target}:ro")
+    )
+    config = f"{FILES}/{_CONFIG}{'.new' if _CONFIG in names else ''}"
+    new_paths = ";".join(f"s|/{name}|&.new|" for name in names if name != _CONFIG)
+    check = docker.run_throwaway(
+        node.docker,
+        spec.image,
+        *("sh", "-c", _VALIDATE, "validate", config, new_paths),
+        cluster=spec.cluster,
+        node=node.name,
+        options=("--network", "none", "--user", spec.user, *volumes),
+    )
+    paths = (f"{file.folder}/{file.name}" for file in changed)
+    return [
+        _step("validating the front's configuration", node, check),
+        _step("using the new files", node, ("sh", "-c", _REPLACE, "front-replace", *paths)),
+    ]
+
+
+def _start_steps(site: Site, node: Node, *, reload: bool, start: bool) -> list[Step]:
+    spec, container = front_spec(site, node), front_container(site, node)
+    if container is not None and container.running and container.spec == spec.hash:
+        if not reload:
+            return []
+        # After `docker kill` with any signal, Docker would not restart the container (moby's
+        # `killWithSignal`).
+        argv = docker.exec_(node.docker, spec.name, "sh", "-c", "kill -s USR2 1")
+        return [_step("reloading the front", node, argv)]
+    if not start:
+        return []
+    steps = []
+    if container is not None:
+        steps.append(_step("removing the old front", node, docker.remove(node.docker, spec.name)))
+    return [*steps, _step("starting the front", node, docker.run(node.docker, spec))]
+
+
+def _step(title: str, node: Node, argv: Sequence[str]) -> Step:
+    return Step(title=title, command=Command(node=node.name, argv=tuple(argv), timeout=90))
+
+
+def _serving_gate(site: Site, configs: Mapping[str, str]) -> Gate:
+    """Check that HAProxy runs with the new configuration."""
+    nodes = site.inventory.front_nodes
+
+    def judge(answers: Answers) -> Sequence[Finding]:
+        return [_judge_serving(node, answers[node.name][0], configs[node.name]) for node in nodes]
+
+    return Gate(
+        id="front",
+        what=f"the front serves on {fold([node.name for node in nodes])}",
+        queries=tuple(node_command(site, node, "status") for node in nodes),
+        judge=judge,
+        deadline=30,
+        every=0.3,
+        evidence=tuple(
+            Command(
+                node=node.name,
+                argv=docker.logs(node.docker, container_name(site, node), tail=20),
+                timeout=20,
+            )
+            for node in nodes
+        ),
+    )
+
+
+def _judge_serving(node: Node, answer: Answer, config: str) -> Finding:
+    digest = parse_status(answer).digest
+    if f"description {digest}\n" in config:
+        return passed(node, "the front serves")
+    text = "the front still runs its old configuration" if digest else "the front does not run"
+    return waiting(node, text, evidence=answer.tail, fix=f"see `vlaunch logs {node.name}`")
+
+
+def _mounts(site: Site, node: Node) -> tuple[Mount, ...]:
+    inventory, folder = site.inventory, secrets_dir(site, node)
+    kind = ExistingMount if inventory.secrets_in == "memory" else Mount
+    has_secrets = SERVER_KEY in inventory.secrets or uses_tls(inventory)
+    return (
+        Mount(source=files_dir(site, node), target=FILES),
+        *([kind(source=folder, target=SECRETS, read_only=True)] if has_secrets else ()),
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

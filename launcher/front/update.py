@@ -1,0 +1,106 @@
+"""Update of the front after a change of the inventory or of the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from ipaddress import ip_address
+
+from launcher.app.session import Session
+from launcher.core.domain import Inventory, Secret, fold
+from launcher.core.errors import NodeError, UnreadableAnswer
+from launcher.core.plan import Plan
+from launcher.core.transport import run_by_node
+from launcher.front import front_plan
+from launcher.front.certificates import make_self_signed
+from launcher.front.configuration import FrontServer, front_servers
+from launcher.front.front_plan import FrontInputs, find_drift, front_container
+from launcher.tools import servers
+from launcher.tools.node_probes import probe_nodes
+from launcher.tools.ray_judges import parse_payload
+from launcher.tools.servers import Server
+from launcher.tools.site import Site
+
+
+def follow_servers(session: Session, *, verb: str) -> None:
+    """Update a running front after a change of the servers; raises like `update_front`."""
+    inventory = session.inventory
+    if inventory.front is not None:
+        nodes = tuple(n for n in inventory.nodes if n.head or n in inventory.front_nodes)
+        facts = probe_nodes(replace(inventory, nodes=nodes), session.transport, [])
+        update_front(session, Site(inventory, facts), verb=verb)
+
+
+def update_front(
+    session: Session,
+    site: Site,
+    *,
+    verb: str,
+    start: bool = False,
+    dry_run: bool = False,
+    certificate: Secret | None = None,
+    server_key: Secret | None = None,
+) -> Plan:
+    """Bring the front in line with the inventory and the servers, and return the plan, which
+    `dry_run` does not apply. Without `start`, only the configuration of a front that exists.
+
+    `certificate` and `server_key` replace those on the nodes. Raises NodeError and GateError.
+    """
+    exists = any(front_container(site, node) for node in site.nodes)
+    if not exists and (session.inventory.front is None or not start):
+        return Plan(verb=verb, stages=())
+    if not start and any(find_drift(site, node) for node in site.nodes):
+        session.warn("front", "the front differs from the inventory: run `vlaunch up`")
+        return Plan(verb=verb, stages=())
+    answers = run_by_node(session.transport, front_plan.query_files(site))
+    files = {node: front_plan.parse_files(items) for node, items in answers.items()}
+    if certificate is None and front_plan.needs_certificate(session.inventory, files):
+        certificate = Secret("") if dry_run else make_self_signed(session.inventory)
+    inputs = FrontInputs(
+        servers=_query_servers(session, site, dry_run=dry_run),
+        files=files,
+        certificate=certificate,
+        server_key=server_key,
+    )
+    plan = front_plan.plan_front(site, inputs, verb=verb, start=start)
+    if not dry_run and plan.stages:
+        for note in plan.notes:
+            session.note("front", note)
+        session.apply(plan)
+    return plan
+
+
+def _query_servers(session: Session, site: Site, *, dry_run: bool) -> tuple[FrontServer, ...]:
+    """Query the servers from the head's agent; a dry run needs no agent."""
+    if not session.inventory.front_nodes or (dry_run and not site.head_runs):
+        return ()
+    (answer,) = session.transport.run([servers.query_servers(site)])
+    try:
+        listed = servers.parse_servers(parse_payload(answer)).servers
+    except UnreadableAnswer as error:
+        raise NodeError(
+            site.head.name,
+            "cannot list its servers, which the front needs",
+            evidence=error.evidence or error.message,
+            hint="run `vlaunch status`; then `vlaunch front reload`",
+        ) from None
+    for text in _unreachable_servers(session.inventory, listed):
+        session.warn("front", text)
+    return front_servers(session.inventory, listed)
+
+
+def _unreachable_servers(inventory: Inventory, listed: Iterable[Server]) -> list[str]:
+    """Describe servers on the loopback of a node that had the front when they were started."""
+    fronts = [node.name for node in inventory.front_nodes]
+    texts = []
+    for server in listed:
+        spec = server.desired
+        if spec is None or not spec.only_host or not ip_address(spec.only_host).is_loopback:
+            continue
+        apis = {api.node for api in spec.apis}
+        if others := [node for node in fronts if apis != {node}]:
+            texts.append(
+                f"{server.name} listens on {spec.only_host} only, where the front on"
+                f" {fold(others)} cannot reach it: repeat its `vlaunch serve` with `--replace`"
+            )
+    return texts

@@ -1,0 +1,1 @@
+"""Check of `launcher/upstream/` against the source of the programs: `make contract`."""

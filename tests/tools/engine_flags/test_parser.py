@@ -1,0 +1,191 @@
+"""The program that checks engine arguments, with a small stand-in of vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.tools.engine_flags import parser
+
+VLLM = {
+    "__init__": """
+        from dataclasses import dataclass, fields
+
+        @dataclass
+        class EngineArgs:
+            model: str = ""
+            max_model_len: int = 8
+            gpu_memory_utilization: float = 0.9
+            mode: str = ""
+
+            def __post_init__(self):
+                if self.mode == "bad":
+                    raise ValueError("mode is bad")
+
+            @classmethod
+            def from_cli_args(cls, args):
+                return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
+
+        AsyncEngineArgs = EngineArgs
+
+        class LLM:
+            def __init__(self, model, disable_log_stats=False, **kwargs): ...
+    """,
+    "config": """
+        from pydantic import Field
+        from pydantic.dataclasses import dataclass
+
+        class Tensor: ...
+
+        @dataclass(config={"arbitrary_types_allowed": True})
+        class CacheConfig:
+            mode: Tensor | str = ""
+            gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+            max_model_len: int = Field(default=8, ge=1)
+    """,
+    "entrypoints/__init__": "",
+    "entrypoints/cli/__init__": "",
+    "entrypoints/cli/server": """
+        def setup_server(args): ...
+
+        def validate_api_server_args(args):
+            if args.tool_call_parser not in (None, "hermes"):
+                raise KeyError(f"invalid tool call parser: {args.tool_call_parser}")
+    """,
+    "entrypoints/cli/serve": """
+        from argparse import ArgumentParser as FlexibleArgumentParser
+        import vllm
+        from vllm.entrypoints.cli.server import setup_server
+
+        class Command:
+            def subparser_init(self, subparsers):
+                parser = subparsers.add_parser("serve")
+                parser.add_argument("model_tag", nargs="?")
+                group = parser.add_argument_group("CacheConfig")
+                group.add_argument("--max-model-len", type=int, default=8)
+                group.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+                group.add_argument("--mode", choices=["", "bad", "good"], default="")
+                parser.add_argument("--model", default="")
+                parser.add_argument("--log-outputs", action="store_true")
+                parser.add_argument("--tool-call-parser")
+                parser.add_argument("--tool-parser-plugin")
+                return parser
+
+            def validate(self, args):
+                if args.log_outputs:
+                    raise TypeError("Error: --log-outputs requires --log-requests")
+
+        def cmd_init():
+            return [Command()]
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with the stand-in."""
+    folder = tmp_path_factory.mktemp("image")
+    for name, text in VLLM.items():
+        path = folder / "vllm" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.splitlines()
+        indent = "    " * 2
+        path.write_text("\n".join(line.removeprefix(indent) for line in lines), encoding="utf-8")
+    metadata = folder / "vllm-0.32.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    return folder
+
+
+def run(image: Path, *words: str) -> dict[str, Any]:
+    """Run the program; return its report."""
+    completed = subprocess.run(
+        [sys.executable, parser.__file__, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(image), "HF_HUB_OFFLINE": "1"},
+    )
+    report: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
+    assert report["mark"] == parser.MARK
+    return report
+
+
+@pytest.mark.parametrize(
+    ("words", "mistakes"),
+    [
+        (["--max-model-len", "9", "--mode=good", "--tool-call-parser", "hermes"], []),
+        (["--max-nodel-len", "16"], ["unrecognized arguments: --max-nodel-len 16"]),
+        (["--max-model-len", "1k2"], ["argument --max-model-len: invalid int value: '1k2'"]),
+        (["--max-model-len"], ["argument --max-model-len: expected one argument"]),
+        (["--log-outputs"], ["--log-outputs requires --log-requests"]),
+        (["--mode", "bad"], ["mode is bad"]),
+        (["--tool-call-parser", "herms"], ["invalid tool call parser: herms"]),
+        (["--tool-call-parser", "mine", "--tool-parser-plugin", "mine.py"], []),
+        (
+            ["--gpu-memory-utilization", "1.5"],
+            ["argument --gpu-memory-utilization: Input should be less than or equal to 1, not 1.5"],
+        ),
+        (["--help"], ["an argument prints a text and exits"]),
+    ],
+)
+def test_a_command_is_checked_as_vllm_does_it(
+    image: Path, words: list[str], mistakes: list[str]
+) -> None:
+    """In its own words."""
+    report = run(image, "serve", "org/m", *words)
+
+    assert (report["mistakes"], report["error"]) == (mistakes, "")
+
+
+def test_all_mistakes_are_reported_at_once(image: Path) -> None:
+    """Wrong values and unknown names, with a similar name."""
+    words = ["--max-model-len", "1k2", "--max-modl-len", "3", "--mode", "odd", "--log-output-dir"]
+    report = run(image, "serve", "org/m", *words)
+
+    first, second, third = report["mistakes"]
+    assert first == "argument --max-model-len: invalid int value: '1k2'"
+    assert second.startswith("argument --mode: invalid choice: 'odd'")
+    assert third == "unrecognized arguments: --max-modl-len 3 --log-output-dir"
+    assert report["similar"]["--max-modl-len"] == "--max-model-len"
+    assert report["vllm"] == "0.32.0"
+
+
+def test_the_arguments_of_an_engine_are_checked(image: Path) -> None:
+    """Names and values; an argument of `LLM` alone is known, and None leaves one to vLLM."""
+    arguments = {
+        "model": "org/m",
+        "disable_log_stats": True,
+        "max_model_len": "32k",
+        "gpu_memory_utilization": None,
+        "max_modl_len": 1,
+    }
+    report = run(image, "engine", json.dumps(arguments))
+
+    unknown, length = report["mistakes"]
+    assert unknown == "EngineArgs has no argument `max_modl_len`"
+    assert "argument --max-model-len: Input should be a valid integer" in length
+    assert report["similar"] == {"max_modl_len": "max_model_len"}
+
+
+def test_a_vllm_with_other_internals_is_no_mistake_of_the_user(image: Path, tmp_path: Path) -> None:
+    """The arguments count as unchecked."""
+    serve = (image / "vllm/entrypoints/cli/serve.py").read_text()
+    folder = tmp_path / "vllm" / "entrypoints" / "cli"
+    folder.mkdir(parents=True)
+    for name in ("__init__", "config", "entrypoints/__init__", "entrypoints/cli/__init__"):
+        (tmp_path / "vllm" / f"{name}.py").write_text((image / "vllm" / f"{name}.py").read_text())
+    (folder / "server.py").write_text((image / "vllm/entrypoints/cli/server.py").read_text())
+    (folder / "serve.py").write_text(serve.replace("validate(self, args)", "validate(self)"))
+
+    report = run(tmp_path, "serve", "org/m")
+
+    assert report["mistakes"] == []
+    assert report["error"].startswith("TypeError: ")
+    assert "takes 1 positional argument" in report["error"]
