@@ -42,6 +42,12 @@ _QUERY = (
 )
 _WRITE = 'umask 077 && mkdir -p "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
 
+# FRONT_MAXCONN is a third of HAProxy's connections, each of which takes two files: dockerd's limit
+# may be below the `fd-hard-limit` of the configuration.
+START = (
+    "files=$(ulimit -Hn); [ $files -lt 100000 ] 2>/dev/null || files=100000;"
+    ' export FRONT_MAXCONN=$((files / 6)); exec haproxy -W -db -S "$1" -f "$2"'
+)
 _VALIDATE = 'sed "$2" "$1" >/tmp/haproxy.cfg && haproxy -c -f /tmp/haproxy.cfg'
 _REPLACE = 'for f; do mv "$f.new" "$f" || exit; done'
 
@@ -186,8 +192,8 @@ def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
     return docker.ContainerSpec(
         name=container_name(site, node),
         image=front.image,
-        entrypoint="haproxy",
-        command=("-W", "-db", "-S", f"{FILES}/{_MASTER}", "-f", f"{FILES}/{_CONFIG}"),
+        entrypoint="sh",
+        command=("-c", START, "start", f"{FILES}/{_MASTER}", f"{FILES}/{_CONFIG}"),
         cluster=site.inventory.cluster,
         role="front",
         node=node.name,

@@ -25,6 +25,7 @@ from launcher.agent import router_process
 from launcher.core.domain import FrontSettings, TlsSettings
 from launcher.front import node_program
 from launcher.front.configuration import LUA, FrontServer, Replica, render, render_table
+from launcher.front.front_plan import START
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
 PROGRAM = Path(node_program.__file__).read_text(encoding="utf-8")
@@ -92,6 +93,7 @@ class Running:
     settings: FrontSettings
     servers: tuple[FrontServer, ...] = ()
     server_key: bool = False
+    before: str = ""  # a shell command in the container's start, such as a limit of it
     process: subprocess.Popen[bytes] | None = None
     router: subprocess.Popen[bytes] | None = None
 
@@ -127,7 +129,7 @@ class Running:
         digest = self.write()
         with (self.folder / "log").open("ab") as log:
             master = f"{self.folder}/master.sock"
-            command = ["haproxy", "-W", "-db", "-S", master, "-f", str(self.config)]
+            command = ["sh", "-c", f"{self.before}{START}", "start", master, str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_for(lambda: digest in (self.status()["info"] or ""))
         self.start_router()
@@ -230,7 +232,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(**settings: Any) -> Iterator[tuple[Running, StandIn, StandIn]]:
+def running(before: str = "", **settings: Any) -> Iterator[tuple[Running, StandIn, StandIn]]:
     """Run a front with two stand-ins behind the servers `chat` (both) and `embed` (the second)."""
     # HAProxy's worker, as another user, must reach its sockets.
     folder = Path(tempfile.mkdtemp(prefix="front-"))
@@ -239,6 +241,7 @@ def running(**settings: Any) -> Iterator[tuple[Running, StandIn, StandIn]]:
     first, second = (Replica(name=s.name, address=f"127.0.0.1:{s.port}") for s in stand_ins)
     front = Running(
         folder=folder,
+        before=before,
         settings=replace(
             FrontSettings(bind="127.0.0.1", port=free_port(), metrics=free_port(), tls=OFF),
             **settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import select
 import signal
 import socket
 import ssl
@@ -318,6 +319,19 @@ def test_slow_headers_and_silence_end_after_ten_seconds(stage: Stage) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert 9 < seconds < 12
     assert silent.result().startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_address_with_many_idle_connections_gets_no_more() -> None:
+    """Users of other addresses are served before the idle connections end."""
+    with running(before="ulimit -n 3000;") as (front, *_), contextlib.ExitStack() as stack:
+        key, target = front.add_key("alice"), ("127.0.0.1", front.settings.port)
+        clients = [
+            stack.enter_context(socket.create_connection(target, source_address=("127.0.0.2", 0)))
+            for _ in range(600)
+        ]
+        assert front.get("/chat/v1/models", key=key)[0] == 200
+        ended, _, _ = select.select(clients, (), (), 0)
+        assert 215 <= len(ended) <= 225  # 376 of 600 are open: three quarters of 500, and one
 
 
 def test_the_servers_get_their_own_key() -> None:
