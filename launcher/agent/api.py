@@ -38,8 +38,9 @@ class HttpError(OSError):
 class QueryTarget:
     """Address of a server's API, the port of Ray's dashboard, and the parameters of a query.
 
-    `engines` is the number of replicas behind the API, `first` the number of the first one among
-    all of the server's, as vLLM counts them.
+    `api_host` may be the path of a UNIX socket, such as the front's; `headers` are sent with
+    requests to the API. `engines` is the number of replicas behind the API, `first` the number of
+    the first one among all of the server's, as vLLM counts them.
     """
 
     api_host: str = "127.0.0.1"
@@ -50,6 +51,7 @@ class QueryTarget:
     prompt: str = "Say hello."
     max_tokens: int = 1
     timeout: float = 60.0
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def send_request(
@@ -59,26 +61,28 @@ def send_request(
     secret: str,
     body: object = None,
     timeout: float = 10.0,
-    engine: int | None = None,
+    extra_headers: Mapping[str, str] | None = None,
 ) -> http.client.HTTPResponse:
-    """Send a GET, or a POST of a body, to a server on this node; the secret and the replica's
-    number behind this API travel in headers.
+    """Send a GET, or a POST of a body, to a server on this node, at a host and port or the path of
+    a UNIX socket; the secret travels in a header.
 
     urllib.request takes longer to import than everything else, and sends requests to a proxy.
     Raises HttpError.
     """
     form = body if isinstance(body, Form) else Form(json.dumps(body).encode(), "application/json")
-    headers = {"Content-Type": form.content_type, "Connection": "close"}
+    headers = {"Content-Type": form.content_type, "Connection": "close", **(extra_headers or {})}
     with (
         contextlib.suppress(OSError),
         open(os.path.join(SECRETS, secret), encoding="utf-8") as file,
     ):
         if token := file.read().strip():
             headers["Authorization"] = f"Bearer {token}"
-    if engine is not None:
-        headers[upstream.text("vllm.header-replica")] = str(engine)
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
+        if host.startswith("/"):
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(timeout)
+            connection.sock.connect(host)
         method, data = ("GET", None) if body is None else ("POST", form.data)
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
@@ -118,6 +122,14 @@ def query_ray_table(
     return listed
 
 
+def request_api(
+    target: QueryTarget, path: str, body: object, timeout: float, **headers: str
+) -> http.client.HTTPResponse:
+    """Send a request to a server's API; raises HttpError."""
+    host, port, secret = target.api_host, target.api, "VLLM_API_KEY"
+    return send_request(host, port, path, secret, body, timeout, {**target.headers, **headers})
+
+
 def query_api(
     target: QueryTarget,
     path: str,
@@ -125,10 +137,12 @@ def query_api(
     timeout: float = 10.0,
     engine: int | None = None,
 ) -> tuple[int, str]:
-    """Return the status and text of vLLM's answer; 0 if nothing listens or it takes too long."""
-    host, port, secret = target.api_host, target.api, "VLLM_API_KEY"
+    """Return the status and text of vLLM's answer, by the replica `engine` behind this API; 0 if
+    nothing listens or it takes too long.
+    """
+    replica = {} if engine is None else {upstream.text("vllm.header-replica"): str(engine)}
     try:
-        with send_request(host, port, path, secret, body, timeout, engine) as answer:
+        with request_api(target, path, body, timeout, **replica) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except HttpError as error:
         return error.code, error.text

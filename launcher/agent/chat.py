@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import answer, task, upstream
-from .api import HttpError, QueryTarget, query_api, send_request
+from .api import HttpError, QueryTarget, query_api, request_api
 
 
 def main() -> None:
@@ -60,9 +60,8 @@ def _end_with_input() -> None:
 
 def _stream(target: QueryTarget, path: str, body: object) -> dict[str, Any] | None:
     """Print each piece of an answer as it arrives; return the error, if any."""
-    host, port = target.api_host, target.api
     try:
-        with send_request(host, port, path, "VLLM_API_KEY", body, target.timeout) as response:
+        with request_api(target, path, body, target.timeout) as response:
             for piece in _pieces(response):
                 if "error" in piece:
                     return {"status": 500, "error": json.dumps(piece["error"])[:500]}

@@ -55,10 +55,10 @@ def query_servers(session: Session) -> ServersState:
 
 
 def select_server(
-    session: Session, head_state: ServersState, name: str | None
+    session: Session, head_state: ServersState, name: str | None, fronts: Sequence[Node] = ()
 ) -> tuple[Desired, Node]:
-    """Return the selected server's spec, and a connected node with its API: with several, a healthy
-    one that is reached.
+    """Return the selected server's spec, and a connected node: one of `fronts`, or with its API; of
+    several, a healthy one that is reached.
 
     Raises:
         RequestError: there is none, none of that name, or several and none was named; or it is
@@ -72,7 +72,8 @@ def select_server(
         raise RequestError(f"{server.label}: {problem}", hint="see `vlaunch status`")
     endpoints = server.observed.endpoints if server.observed else {}
     healthy = [node for node, health in endpoints.items() if health.verdict in servers.GOOD]
-    nodes = select_nodes(session.inventory, [process.node for process in spec.apis])
+    apis = [process.node for process in spec.apis]
+    nodes = fronts or select_nodes(session.inventory, apis)
     failed: list[NodeError] = []
     for node in sorted(nodes, key=lambda node: node.name not in healthy):
         error = session.fleet.connect([node.name]).get(node.name)

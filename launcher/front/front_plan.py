@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import router_process
+from launcher.agent.front import FOLDER
 from launcher.core.check import Finding, failed, passed, waiting
 from launcher.core.domain import Answer, ExistingMount, Inventory, Mount, Node, Secret, fold
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
@@ -258,8 +260,16 @@ def secrets_dir(site: Site, node: Node) -> str:
 
 def node_command(site: Site, node: Node, *command: str) -> Command:
     """Return a command of `node_program`, in the node's own container, which has Python."""
-    argv = ("python3", "-c", _PROGRAM, f"{containers.SERVERS}/.front", f"{FILES}/{_KEYS}")
+    argv = ("python3", "-c", _PROGRAM, f"{containers.SERVERS}/{FOLDER}", f"{FILES}/{_KEYS}")
     return site.in_container(node, (*argv, *command), timeout=30)
+
+
+def front_target(server: str) -> dict[str, Any]:
+    """Return fields of `QueryTarget` for a server through the front on a node, from its container;
+    who reaches the front's socket needs no key.
+    """
+    socket = f"{containers.SERVERS}/{FOLDER}/{router_process.SERVERS}"
+    return {"api_host": socket, "headers": {router_process.SERVER: server}}
 
 
 def plan_front(site: Site, inputs: FrontInputs, *, verb: str, start: bool = True) -> Plan:

@@ -23,6 +23,7 @@ from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
+from launcher.front.front_plan import front_target
 from launcher.serving import endpoints
 from launcher.tools import agent_queries, docker, servers
 
@@ -62,11 +63,13 @@ def chat(
         raise click.UsageError("no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
         head_state = selection.query_servers(session)
-        spec, node = selection.select_server(session, head_state, server)
-        task = task_named(servers.choose_server(head_state.running, server).task)
-        limits = {"max_tokens": max_tokens, "timeout": timeout}
-        # Not through the front: no key is kept to send, and SSH access to the node authenticates.
-        request = {"api_host": spec.api_host(node.name), "api": spec.port, **limits}
+        chosen = servers.choose_server(head_state.running, server)
+        task = task_named(chosen.task)
+        fronts = call.inventory.front_nodes if server in (None, chosen.group) else ()
+        spec, node = selection.select_server(session, head_state, server, fronts)
+        direct = {"api_host": spec.api_host(node.name), "api": spec.port}
+        target = front_target(chosen.group) if fronts else direct
+        request = {**target, "max_tokens": max_tokens, "timeout": timeout}
         container = session.site.container_name(node)
         if task is not None and not task.generates:
             prompt = prompt or _PROMPT  # the answer names the model, and how to query it

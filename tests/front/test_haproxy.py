@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import router_process
+from launcher.agent.api import QueryTarget, query_api
 from launcher.app.certificates import make_certificate
 from launcher.core.domain import TlsSettings
+from launcher.front.front_plan import front_target
 from tests.front.running import Running, StandIn, running, wait_for
 
 pytestmark = pytest.mark.processes
@@ -91,6 +94,18 @@ def test_a_key_may_use_its_models_only(stage: Stage) -> None:
     assert front.get("/chat/v1/models", key="sk-bob")[0] == 200
     status, content = front.get("/embed/v1/models", key="sk-bob")
     assert (status, error(content)[1]) == (403, "model_not_allowed")
+
+
+def test_the_socket_needs_no_key(stage: Stage) -> None:
+    """The path of `vlaunch chat`."""
+    front, _, _ = stage
+    socket_path = str(front.folder / router_process.SERVERS)
+    target = QueryTarget(**{**front_target("embed"), "api_host": socket_path})
+
+    status, text = query_api(target, "/v1/models")
+    assert (status, json.loads(text)["path"]) == (200, "/v1/models")
+    status, text = query_api(replace(target, headers={router_process.SERVER: "x"}), "/v1/models")
+    assert (status, error(json.loads(text))) == (503, ("server_error", "unavailable"))
 
 
 def test_a_large_request_is_rejected(stage: Stage) -> None:

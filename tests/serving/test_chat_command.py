@@ -145,6 +145,31 @@ def test_only_the_head_is_needed(serving: Cluster) -> None:
     assert {command.node for command in serving.commands} == {"gpu01"}
 
 
+@pytest.mark.parametrize(
+    ("named", "queried"),
+    [
+        ([], ("gpu02", "/var/lib/vlaunch/.front/servers.sock")),
+        (["--server", "default.2"], ("gpu01", "127.0.0.1")),
+    ],
+)
+def test_a_server_behind_a_front(cluster: Cluster, named: list[str], queried: object) -> None:
+    """It is queried through the front, which chooses the replica, unless a replica is named."""
+    cluster.write(f"{cluster.path.read_text()}front: {{node: gpu02, tls: off}}\n")
+    assert cluster.run("up").code == 0
+    for name, port in (("default", 8000), ("default.2", 8001)):
+        supervision.store_server(
+            cluster.world, supervision.make_spec(name, port=port, host="127.0.0.1")
+        )
+    cluster.server_log = ['{"text": "Hello"}']
+
+    assert cluster.run("chat", *named, "hi").out == "Hello\n"
+    (command,) = cluster.followed
+    assert command.stdin is not None
+    request = json.loads(command.stdin())
+    assert (command.node, request["api_host"]) == queried
+    assert request.get("headers") == (None if named else {"x-vlaunch-server": "default"})
+
+
 REFUSED = {"status": 404, "error": "Not Found", "task": "embedding", "model": "served-as"}
 
 
