@@ -1,6 +1,6 @@
 """The front against direct access, and its users during attacks, on loopback with a real HAProxy.
 
-Behind the front is a stand-in of a server, which answers at once. A round of the first part
+Behind the front is a stand-in of a server, which answers short requests at once. A round of the first part
 measures all candidates in alternation; a round of the second one measures a user's short requests
 before and during each attack. Attackers share this machine's cores with the front.
 """
@@ -33,6 +33,7 @@ from launcher.front.configuration import FrontServer, Replica
 from tests.front.running import OFF, Running, free_port, wait_for
 
 STREAMS, PARTS, GAP = 200, 8, 0.5
+FIRST = 0.01  # seconds until the first event of a stream: as fast as small models on fast GPUs
 SPREAD = 4.0  # seconds in which all streams start; each takes PARTS × GAP seconds
 RATE = 25  # requests per second of the user during an attack
 IDLE = 10_000
@@ -57,6 +58,7 @@ async def serve(port: int) -> None:
                 else:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
                     writer.write(b"Connection: close\r\n\r\n")
+                    await asyncio.sleep(FIRST)
                     for _ in range(PARTS):
                         writer.write(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
                         await asyncio.sleep(GAP)
