@@ -251,7 +251,8 @@ class LocalNode:
     def tick(self) -> None:
         """Carry out the last orders."""
         for name, order in self.orders.items():
-            if name not in self.servers and order.phase != KEEP:
+            # Ray may have placed ranks here without an order to prepare.
+            if name not in self.servers and (order.phase != KEEP or order.pids):
                 self.servers[name] = LocalServer(name, self.folder, order)
         for name, server in list(self.servers.items()):
             self._tick_server(server, None if self._stopping else self.orders.get(name))

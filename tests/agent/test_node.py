@@ -166,8 +166,6 @@ def test_lost_gpus_do_not_stop_ranks_of_ray(
         raise gpu.GpuLost("Failed to initialize NVML")
 
     monkeypatch.setattr(gpu, "free_gpus", gone)
-    neighbour = Order(generation=1, phase=PREPARE)
-    turn(local_node, "embed", lambda report: report.prepared == 1, embed=neighbour)
     neighbour = Order(generation=1, phase=KEEP, pids=(os.getpid(),))
     turn(local_node, "embed", lambda report: report.ranks, embed=neighbour)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
@@ -262,16 +260,19 @@ def test_an_engine_without_an_order_is_stopped(local_node: LocalNode, then: Orde
 def test_a_stopped_process_is_reported(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it continues."""
+    """Until it continues: of the engine, or of a rank that Ray has placed on this node."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     order = Order(generation=1, phase=RUN, argv=SLEEP)
     pid = turn(local_node, "chat", lambda report: report.pid, chat=order).pid
     assert pid is not None
+    orders = {"chat": order, "embed": Order(generation=1, phase=KEEP, pids=(pid,))}
     os.kill(pid, signal.SIGSTOP)
-    report = turn(local_node, "chat", lambda report: report.stopped, chat=order)
-    assert report.stopped[0].startswith(f"process {pid} (")
+    for name in orders:
+        report = turn(local_node, name, lambda report: report.stopped, **orders)
+        assert report.stopped[0].startswith(f"process {pid} (")
     os.kill(pid, signal.SIGCONT)
-    turn(local_node, "chat", lambda report: not report.stopped, chat=order)
+    for name in orders:
+        turn(local_node, name, lambda report: not report.stopped, **orders)
 
 
 @pytest.mark.processes
@@ -337,8 +338,6 @@ def test_hanging_ranks_of_ray_are_killed(local_node: LocalNode, then: Order | No
         assert process.stdout is not None
         process.stdout.readline()
         started.append(process)
-    local_node.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
-    local_node.tick()
     local_node.orders = {
         "chat": Order(generation=1, phase=KEEP, pids=tuple(item.pid for item in started), grace=0.2)
     }
