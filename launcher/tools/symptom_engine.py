@@ -184,7 +184,7 @@ ENGINE = (
     Symptom(
         id="context-too-long",
         **patterns.CONTEXT_TOO_LONG._asdict(),
-        fix="lower it: `-- --max-model-len 4096`",
+        fix="leave `--max-model-len` out, or lower it to the model's own limit",
         source="vLLM 0.32, config/model.py",
     ),
     Symptom(
