@@ -182,9 +182,14 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
     try:
         yield from cuts
     except (OSError, ValueError) as error:
-        hint = "check that the file is complete and readable"
+        command = {"gzip": "gzip -t", "zstd": "zstd -t"}.get(
+            lines.compression_codec(file.path) or ""
+        )
+        test = f": `{command} {mask_secrets(file.path)}`" if command else ""
         raise Refused(
-            f"{mask_secrets(file.path)} cannot be read", brief_error(error), hint
+            f"{mask_secrets(file.path)} cannot be read",
+            brief_error(error),
+            f"check that the file is complete and readable{test}",
         ) from error
 
 
