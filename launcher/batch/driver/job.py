@@ -217,6 +217,13 @@ class Job:
         return "request" if self.write.format == "openai" else self.task
 
     @property
+    def replica_gpus(self) -> float:
+        """GPUs of a replica or rank."""
+        if self.mode == "predict":
+            return self.predict.num_gpus if self.predict else 0.0
+        return float(self.engine.tp * self.engine.pp)
+
+    @property
     def results(self) -> Mapping[str, str]:
         """Result columns, by type."""
         return RESULT_COLUMNS[self.row_kind]

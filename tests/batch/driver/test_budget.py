@@ -149,7 +149,7 @@ class FakeTracker:
     def set(self, state: str, text: str = "") -> None:
         self.states.append((state, text))
 
-    def replicas(self, ready: int, target: int) -> None:
+    def replicas(self, ready: int, target: int, loading: int = 0) -> None:
         self.ready = (ready, target)
 
     def restarted(self, restarts: int) -> None:
