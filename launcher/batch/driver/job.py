@@ -84,15 +84,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Source of a row's prompt: exactly one of the first four fields.
+    """Source of a row's prompt: exactly one of the first five fields.
 
-    `pair` are the templates of two compared texts. `chat_args` go to the model's chat template.
+    `messages` is a column with a whole chat; `pair` are the templates of two compared texts.
+    `tools` is the column with a chat's tools. `chat_args` go to the model's chat template.
     """
 
     column: str | None = None
     template: str | None = None
     chat: tuple[Message, ...] = ()
+    messages: str | None = field(default=None, metadata=OMIT_DEFAULT)
     pair: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    tools: str | None = field(default=None, metadata=OMIT_DEFAULT)
     chat_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,8 +188,8 @@ class Limits:
 class Job:
     """A batch job that works in the folder `work` and writes to `out`.
 
-    `identity` determines its answers, `digest` is its SHA-256. `keep` of None keeps every column; a
-    type of None is inferred from the first rows.
+    `identity` determines its answers, `digest` is its SHA-256. `lora` are adapters' paths by name.
+    `keep` of None keeps every column; a type of None is inferred from the first rows.
     """
 
     name: str
@@ -198,6 +201,7 @@ class Job:
     digest: str = ""
     model: str = ""
     task: Task = field(default="generate", metadata=OMIT_DEFAULT)
+    lora: Mapping[str, str] | None = field(default=None, metadata=OMIT_DEFAULT)
     read: Read
     prompt: Prompt | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -210,6 +214,11 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     retry_errors: bool = False
     restart: bool = False
+
+    @property
+    def chats(self) -> bool:
+        """True if prompts go through the model's chat template."""
+        return self.prompt is not None and bool(self.prompt.chat or self.prompt.messages)
 
     @property
     def row_kind(self) -> RowKind:
