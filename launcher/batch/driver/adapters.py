@@ -42,9 +42,9 @@ def read_rank(name: str, path: str) -> int:
     try:
         file = os.path.join(path, CONFIGURATION)
         if not os.path.isabs(path):
-            from huggingface_hub import hf_hub_download
+            from transformers.utils import cached_file
 
-            file = hf_hub_download(path, CONFIGURATION)
+            file = cached_file(path, CONFIGURATION)
         with open(file, encoding="utf-8") as opened:
             config = json.load(opened)
         ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]

@@ -183,10 +183,8 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
     try:
         yield from cuts
     except (OSError, ValueError) as error:
-        command = {"gzip": "gzip -t", "zstd": "zstd -t"}.get(
-            lines.compression_codec(file.path) or ""
-        )
-        test = f": `{command} {mask_secrets(file.path)}`" if command else ""
+        codec = None if "://" in file.path else lines.compression_codec(file.path)
+        test = f": `{codec} -t {file.path}`" if codec else ""
         raise Refused(
             f"{mask_secrets(file.path)} cannot be read",
             brief_error(error),

@@ -46,9 +46,10 @@ def test_the_rank_is_the_next_that_vllm_knows(tmp_path: Path, config: Any, rank:
 def test_requests_select_adapters_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `model`; one may come from the hub."""
     path, cached = adapter(tmp_path / "sql", {"r": 8}), adapter(tmp_path / "hub", {"r": 32})
-    hub = ModuleType("huggingface_hub")
-    hub.hf_hub_download = lambda name, file: f"{cached}/{file}"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    hub = ModuleType("transformers.utils")
+    hub.cached_file = lambda name, file: f"{cached}/{file}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setitem(sys.modules, "transformers.utils", hub)
     spec = job(tmp_path, lora={"sql": path, "b": "org/b"}, write={"format": "openai"})
 
     assert adapters.adapter_arguments(spec) == {
