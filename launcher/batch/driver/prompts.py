@@ -178,6 +178,7 @@ def check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
 
     Raises:
         PromptError: it has no role, or content that is not text.
+        ValueError: a tool call's arguments are not JSON.
     """
     if not isinstance(message.get("role"), str):
         raise PromptError(f"message {index + 1} has no role")
@@ -194,11 +195,7 @@ def check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
     for call in calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                arguments = json.loads(function["arguments"])
-            except ValueError as error:
-                raise PromptError(f"message {index + 1} has a tool call without JSON") from error
-            call["function"] = {**function, "arguments": arguments}
+            call["function"] = {**function, "arguments": json.loads(function["arguments"])}
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
