@@ -15,13 +15,13 @@ IDLE = 30.0  # seconds without a result after which nothing is predicted, if tha
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A result: when it came, in seconds and in seconds of working replicas, and the work that was
-    finished halfway through it.
+    """A result: when it came, in seconds and in seconds of working replicas, and all finished
+    work.
     """
 
     time: float
     replica_seconds: float
-    rows: float
+    rows: int
     bytes: float
 
 
@@ -72,11 +72,10 @@ class Forecast:
         if self.starting and self.latency == float("inf"):
             self.latency = now - self.starting[0]
         self.advance(now)
-        middle = self.rows + rows / 2, self.bytes + size / 2
-        self.samples.append(Sample(now, self.replica_seconds, *middle))
+        self.rows, self.bytes = self.rows + rows, self.bytes + size
+        self.samples.append(Sample(now, self.replica_seconds, self.rows, self.bytes))
         if len(self.samples) > SAMPLES:
             self.samples = self.samples[::2]
-        self.rows, self.bytes = self.rows + rows, self.bytes + size
         self.rows_left, self.bytes_left = self.rows_left - rows, self.bytes_left - size
 
     def remaining(self, now: float, tokens_in: int, tokens_out: int) -> float | None:

@@ -157,6 +157,20 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("pools")
+def test_replicas_know_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of requests from their arguments, which name it."""
+    monkeypatch.setattr(engine.adapters, "read_rank", lambda name, path: 8)
+    for form, lora in (("jsonl", {"sql": "/l"}), ("openai", None)):
+        data = Dataset()
+        spec = job(tmp_path, lora={"sql": "/l"}, write={"format": form})
+        engine.add_inference_stage(data, spec, 50, 200)
+        constructor_args = data.stages[0][1]["fn_constructor_kwargs"]
+        assert constructor_args.get("lora") == lora
+        modules = constructor_args["arguments"].get("lora_modules")
+        assert modules == (None if lora else ["sql=/l"])
+
+
+@pytest.mark.usefixtures("pools")
 def test_the_prepare_stage_claims_nothing(tmp_path: Path) -> None:
     """Replicas may have claimed all; the size of a task does not grow with the job's files."""
     data = Dataset()

@@ -105,6 +105,25 @@ def test_every_row_ends_as_an_answer_or_an_error(
     assert json.loads((work / "summary.json").read_text())["state"] == "done"
 
 
+def test_bytes_of_rows_weigh_the_remaining_work(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """Those of pending rows only; finished and failed rows reduce them."""
+    trackers: list[Any] = []
+    begun: list[float] = []
+
+    def pipeline(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        trackers.append(progress)
+        begun.append(progress.forecast.bytes_left)
+        yield [answered(0), failed(1)] if len(begun) == 1 else []
+        raise RuntimeError("no")
+
+    assert (run(pipeline), run(pipeline)) == (1, 1)
+    size = (work.parent / "in.jsonl").stat().st_size
+    assert begun == pytest.approx([size, size * 0.8])
+    assert trackers[0].forecast.bytes_left == pytest.approx(size * 0.8)
+
+
 def test_a_finished_job_starts_no_pipeline(work: Path, run: Callable[[Pipeline], int]) -> None:
     """Not even its module is loaded."""
 
