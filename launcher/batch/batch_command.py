@@ -427,6 +427,7 @@ def _result_lines(request: BatchRequest, progress: Progress, where: str) -> list
         "errors": f"{progress.errors:,}{retry_hint if progress.errors else ''}",
         **({"tokens": tokens} if progress.tokens_in or progress.tokens_out else {}),
         **({"speed": speed} if speed else {}),
+        **({"cost": hours} if (hours := progress_text.gpu_hours(progress)) else {}),
     }
     return [f"{label:<8} {value}" for label, value in rows.items()]
 

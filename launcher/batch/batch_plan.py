@@ -344,10 +344,12 @@ def _start_gates(
 
 
 def _arguments_gate(site: Site, job: Job) -> Gate:
+    adapters = [f"{name}={path}" for name, path in (job.lora or {}).items()]
+    lora = {"enable_lora": True, "lora_modules": adapters} if adapters else {}
     if job.row_kind == "request":
-        argv = ("vllm", "serve", job.model, *to_flags(job.engine.args))
+        argv = ("vllm", "serve", job.model, *to_flags({**lora, **job.engine.args}))
         return command_gate(site, site.head, argv, {})
-    return engine_gate(site, {"model": job.model, **job.engine.args})
+    return engine_gate(site, {"model": job.model, **lora, **job.engine.args})
 
 
 def _next_id(name: str, snapshot: BatchSnapshot) -> str:

@@ -53,7 +53,7 @@ class BatchStatus:
             "job": self.job,
             "work": self.work,
         }
-        return {**fields, "detail": self.detail, **progress}
+        return {**fields, "detail": self.detail, **progress, "end": self.progress.end}
 
 
 def query_list(site: Site) -> Command:

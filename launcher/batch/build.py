@@ -50,6 +50,7 @@ def build_job(draft: Draft, *, name: str, within: PathBounds) -> Job:
         mode=mode,
         model=file.model or "",
         task=file.task,
+        lora=file.lora,
         read=_fill(Read, file.read, sources=(), format=format, **request_id),
         prompt=None if mode == "predict" or requests else _build_prompt(file, format),
         sampling=_build_sampling(file) if generates else {},

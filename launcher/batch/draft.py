@@ -214,7 +214,7 @@ def _resolve_sources(
         if duplicate:
             mistakes.append(Mistake(yaml_path=("read", "paths", index), text=duplicate))
         sources.append(source)
-        names.append(tuple(listed.path.name for listed in files) or (source.text,))
+        names.append(tuple(listed.label for listed in files) or (source.text,))
     return sources, names
 
 

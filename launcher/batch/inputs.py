@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.batch.driver.job import Format
+from launcher.batch.driver.storage import ABOUT_DATASET
 from launcher.batch.job_paths import PathBounds, PathError, quote_path, split_pattern
 from launcher.batch.shape import Job, Source
 from launcher.core.errors import RequestError
@@ -60,7 +61,7 @@ def list_files(source: Source, within: PathBounds) -> list[InputFile]:
     """Return the files of a source on this machine, sorted by name.
 
     Folders are read recursively. Names that start with `.` or `_` are skipped, as in Ray Data and
-    Spark.
+    Spark; in folders, also files about the dataset.
 
     Raises:
         PathError: no file matches, or one is not regular or out of bounds.
@@ -165,7 +166,7 @@ def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFil
                 label, suffix = f"{file.label} ({suffix})", suffix + 1
             labels.add(label)
             yield _hash_file(
-                f"input/{number:04d}-{_safe_name(file.path.name)}",
+                f"input/{number:04d}-{_safe_name(file.label)}",
                 label,
                 file.path,
                 report,
@@ -240,7 +241,11 @@ def _walk_files(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         for name in folders:
             _refuse_link(Path(parent) / name)
-        yield from (Path(parent) / name for name in names if not name.startswith((".", "_")))
+        yield from (
+            Path(parent) / name
+            for name in names
+            if not name.startswith((".", "_")) and not ABOUT_DATASET.fullmatch(name)
+        )
 
 
 def _refuse_link(folder: Path) -> None:
@@ -281,5 +286,6 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _safe_name(name: str) -> str:
-    return _UNSAFE.sub("_", name)[-80:]
+def _safe_name(label: str) -> str:
+    # Of the label: a file in the Hub's cache is a link to one without an ending.
+    return _UNSAFE.sub("_", label.rpartition("/")[2])[-80:]

@@ -117,6 +117,7 @@ def job_identity(job: Job, shipped: Sequence[ShippedFile]) -> dict[str, Any]:
         "mode": job.mode,
         "model": job.model,
         "task": None if job.task == "generate" else job.task,
+        **_prefix_keys("lora", job.lora or {}),
         **_identity_of_files(shipped),
         "read.paths": [source.text for source in job.sources if source.where != "control"] or None,
         "read.format": read.format,
@@ -157,6 +158,8 @@ def _identity_of_prompt(job: Job) -> dict[str, Any]:
     return {
         "prompt.column": prompt.column,
         "prompt.template": prompt.template,
+        "prompt.messages": prompt.messages,
+        "prompt.tools": prompt.tools,
         **{f"prompt.pair[{index}]": text for index, text in enumerate(prompt.pair)},
         **{f"prompt.chat[{index}]": message for index, message in enumerate(messages)},
         **_prefix_keys("prompt.chat_args", prompt.chat_args),

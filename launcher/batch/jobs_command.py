@@ -103,7 +103,7 @@ def render_table(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Re
     from rich.console import Group
 
     table = make_table("NAME", "STATE")
-    for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
+    for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "TOK/S", "GPU-H", "ETA"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("STARTED", no_wrap=True)
     for job in jobs:
@@ -118,15 +118,21 @@ def render_table(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Re
 
 def _row_cells(job: BatchStatus) -> tuple[RenderableType, ...]:
     progress = job.progress
-    fast = job.state == "running" and progress.rows_per_second > 0
+    running = job.state == "running"
+    rates = [
+        sizes.format_rate(rate) if running and rate else "-"
+        for rate in (progress.rows_per_second, progress.tokens_per_second)
+    ]
+    eta = progress.eta if running else None
     return (
         plain_text(job.name),
         state_label(job.state),
         "-" if progress.rows is None else f"{progress.rows:,}",
         f"{progress.done:,}",
         f"{progress.errors:,}",
-        sizes.format_rate(progress.rows_per_second) if fast else "-",
-        sizes.format_duration(progress.eta) if fast and progress.eta is not None else "-",
+        *rates,
+        sizes.format_rate(progress.gpu_hours) if progress.gpu_hours else "-",
+        "-" if eta is None else sizes.format_duration(eta),
         _format_time(progress.started),
     )
 
@@ -192,6 +198,6 @@ def _format_time(seconds: float) -> str:
     if not seconds:
         return "-"
     try:
-        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%m-%d %H:%M")
     except (OverflowError, OSError, ValueError):
         return "-"

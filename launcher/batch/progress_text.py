@@ -37,7 +37,15 @@ def progress_line(progress: Progress) -> str:
         parts.append(f"{progress.restarts} restart{'' if progress.restarts == 1 else 's'}")
     if progress.tokens_per_second:
         parts.append(f"{sizes.format_rate(progress.tokens_per_second)} tokens/s")
+    if hours := gpu_hours(progress):
+        parts.append(hours)
     return ", ".join(parts)
+
+
+def gpu_hours(progress: Progress) -> str:
+    """Return the GPU hours as text; empty if there are none."""
+    hours = progress.gpu_hours
+    return f"{sizes.format_rate(hours)} GPU hours" if hours >= 0.01 else ""
 
 
 def row_counts(progress: Progress) -> str:

@@ -20,8 +20,8 @@ from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, did_y
 ROW = "row"
 # Columns of an error row besides the id (launcher/batch/driver/encode.py).
 ERROR = (ROW, "reason", "stage", "input")
-_FORMS = ("column", "template", "chat", "pair")
-_MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
+_FORMS = ("column", "template", "chat", "messages", "pair")
+_MODEL_KEYS = ("model", "task", "lora", "prompt", "sampling", "engine")
 _NOT_FOR_REQUESTS: tuple[YamlPath, ...] = (
     ("prompt",),
     ("sampling",),
@@ -31,6 +31,7 @@ _NOT_FOR_REQUESTS: tuple[YamlPath, ...] = (
     ("preprocess",),
     ("read", "id"),
 )
+_LORA_ARGUMENTS = ("enable_lora", "lora_modules")
 _ENVIRONMENT = ImmutableSandboxedEnvironment()
 _OTHER_FILES = {
     nodes.Include: "include",
@@ -109,11 +110,12 @@ def check_prompts(draft: Draft) -> Iterator[Mistake]:
             yaml_path=("prompt",),
             text=f"should have one of {_quoted(_FORMS)}, not {_joined(forms)}",
         )
-    if prompt.chat_args and prompt.chat is None:
-        yield Mistake(
-            yaml_path=("prompt", "chat_args"),
-            text="should come with `chat`: they go to the chat template",
-        )
+    for key in ("chat_args", "tools"):
+        if getattr(prompt, key) and prompt.chat is None and prompt.messages is None:
+            yield Mistake(
+                yaml_path=("prompt", key),
+                text="should come with `chat` or `messages`: they go to the chat template",
+            )
     yield from _check_templates(prompt, forms)
 
 
@@ -177,6 +179,27 @@ def check_requests(draft: Draft) -> Iterator[Mistake]:
     if formats - {"jsonl", None}:
         text = "`write.format: openai` takes requests as JSON lines (format: jsonl)"
         yield Mistake(yaml_path=("read", "format"), text=text)
+
+
+def check_lora(draft: Draft) -> Iterator[Mistake]:
+    """Check that adapters fit the mode and task, and that engine arguments name no others."""
+    file, adapters = draft.file, draft.file.lora
+    for spelling in file.engine.args:
+        if python_name(spelling) in _LORA_ARGUMENTS:
+            text = "should be left out: write `lora: {NAME: PATH}` at the top level"
+            yield Mistake(yaml_path=("engine", "args", spelling), text=text)
+    if adapters is None or not draft.whole("lora") or draft.mode == "predict":
+        return
+    if draft.mode != "engine":
+        yield Mistake(yaml_path=("lora",), text=f"should be left out with `mode: {draft.mode}`")
+    elif file.task == "score":
+        yield Mistake(yaml_path=("lora",), text="should be left out with `task: score`")
+    elif len(adapters) > 1 and file.write.format != "openai":
+        text = "should have one adapter; only requests (`write.format: openai`) choose among more"
+        yield Mistake(yaml_path=("lora",), text=text)
+    elif file.model in adapters:
+        text = "should not have the model's own name"
+        yield Mistake(yaml_path=("lora", file.model), text=text)
 
 
 def check_sampling(draft: Draft) -> Iterator[Mistake]:
@@ -311,6 +334,7 @@ ALL = (
     check_prompts,
     check_tasks,
     check_requests,
+    check_lora,
     check_sampling,
     check_keep,
     check_arguments,

@@ -77,7 +77,7 @@ class MessageSection(Section):
 
 
 class PromptSection(Section):
-    """Prompt of each row: one of `column`, `template`, `chat` and `pair`.
+    """Prompt of each row: one of `column`, `template`, `chat`, `messages` and `pair`.
 
     `prompt: TEXT` is short for `template`.
     """
@@ -95,11 +95,19 @@ class PromptSection(Section):
         max_length=64,
         description="Messages for the model's own chat template.",
     )
+    messages: values.Column | None = Field(
+        default=None,
+        description="Column with a chat's messages, as a list or as JSON text.",
+    )
     pair: list[values.Template] | None = Field(
         default=None,
         min_length=2,
         max_length=2,
         description="Templates of the two texts to compare (`task: score`): question, passage.",
+    )
+    tools: values.Column | None = Field(
+        default=None,
+        description="Column with the tools of a chat, as a list or as JSON text.",
     )
     chat_args: Values = Field(
         default_factory=dict,
@@ -376,6 +384,13 @@ class JobFile(Section):
         description=(
             "generate (default): text; embed: a vector for each row; score: similarity of"
             " two texts of a row."
+        ),
+    )
+    lora: Annotated[dict[values.AdapterName, Model], Field(min_length=1)] | None = Field(
+        default=None,
+        description=(
+            "LoRA adapter: a name and a path inside the containers, or a model on the Hub; with"
+            " `write.format: openai` several, which requests name as `model`."
         ),
     )
     mode: Mode | None = Field(

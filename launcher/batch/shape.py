@@ -59,18 +59,13 @@ class Job(driver.Job):
     @property
     def gpus(self) -> tuple[float, float]:
         """Least and most accelerators that the job uses."""
+        replicas = self.engine.replicas
         if self.mode == "predict":
             assert self.predict is not None  # noqa: S101 - the mode says so
-            minimum, maximum = self.predict.replicas
-            return minimum * self.predict.num_gpus, maximum * self.predict.num_gpus
-        per_replica = self.engine.tp * self.engine.pp
-        if self.data_parallel is not None:
-            return float(per_replica * self.data_parallel.size), float(
-                per_replica * self.data_parallel.size
-            )
-        return float(per_replica * self.engine.replicas[0]), float(
-            per_replica * self.engine.replicas[1]
-        )
+            replicas = self.predict.replicas
+        elif self.data_parallel is not None:
+            replicas = self.data_parallel.size, self.data_parallel.size
+        return replicas[0] * self.replica_gpus, replicas[1] * self.replica_gpus
 
 
 class JobError(RequestError):

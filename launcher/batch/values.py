@@ -18,6 +18,9 @@ _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 Column = Annotated[str, Pattern(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
+AdapterName = Annotated[
+    str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", "a name: letters, digits, `.`, `_` and `-`")
+]
 JobPath = Annotated[
     str,
     Pattern(

@@ -305,7 +305,7 @@ def _log_command(watched: WatchedJob) -> str:
 
 def progress_data(progress: Progress) -> dict[str, Any]:
     """Return progress for JSON output."""
-    fields = asdict(progress)
+    fields = {**asdict(progress), "end": progress.end}
     for name in ("submission", "warnings", "error", "started", "updated", "text"):
         del fields[name]
     return fields

@@ -128,6 +128,28 @@ def test_arguments_of_requests_are_those_of_the_server(load: Load, tmp_path: Pat
     assert query.argv[-4:] == ("serve", "org/m", "--tool-call-parser", "hermes")
 
 
+@pytest.mark.parametrize("form", ["openai", "jsonl"])
+def test_vllm_checks_the_adapters_of_a_job(load: Load, tmp_path: Path, form: str) -> None:
+    """With its arguments, before anything is sent."""
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    text = (
+        f"model: org/m\nread: in.jsonl\nlora: {{sql: /l/sql}}\nwrite: {{path: out, format: {form}}}"
+    )
+    (tmp_path / "j.yaml").write_text(text)
+    request = ask(load(), job_from_file(tmp_path / "j.yaml", {}))
+    (query,) = start_gates(load(), request)[-1].queries
+
+    if form == "openai":
+        words = ("serve", "org/m", "--enable-lora", "--lora-modules", "sql=/l/sql")
+        assert query.argv[-5:] == words
+    else:
+        assert json.loads(query.argv[-1]) == {
+            "model": "org/m",
+            "enable_lora": True,
+            "lora_modules": ["sql=/l/sql"],
+        }
+
+
 def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> None:
     """Its model must be on the nodes, unless a class loads it."""
 

@@ -436,8 +436,8 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
             " template)"
         ),
         (
-            "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not `column`"
-            " and `template`"
+            "4: prompt: should have one of `column`, `template`, `chat`, `messages` and `pair`,"
+            " not `column` and `template`"
         ),
         "5: sampling.min_tokens: should be at most `max_tokens`, which is 512",
         (

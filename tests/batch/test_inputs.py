@@ -42,6 +42,36 @@ def test_files_folders_and_patterns_in_the_order_of_their_names(folder: Path) ->
     assert _labels(folder, "data/.hidden.jsonl") == [".hidden.jsonl"]
 
 
+def test_a_dataset_of_the_hub_is_its_data(
+    load_text: Load, mistakes: Mistakes, folder: Path
+) -> None:
+    """Its Parquet files at any depth, also where the Hub's cache links to them."""
+    (folder / "set" / "data").mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    for name in ("README.md", ".gitattributes", "dataset_infos.json", "LICENSE", "data/notes.md"):
+        (folder / "set" / name).write_text("x")
+    for index in range(2):
+        blob = folder / "blobs" / f"{index}f00d"
+        blob.write_bytes(b"%d" % index)
+        (folder / "set" / "data" / f"train-0000{index}-of-00002.parquet").symlink_to(blob)
+
+    job = load_text(read="read: set")
+    assert job.read.format == "parquet"
+    assert [(file.label, file.to) for file in inputs.read_shipped(job)] == [
+        (
+            f"data/train-0000{index}-of-00002.parquet",
+            f"input/000{index}-train-0000{index}-of-00002.parquet",
+        )
+        for index in range(2)
+    ]
+    assert _labels(folder, "set/README.md") == ["README.md"]
+    (folder / "set" / "data" / "test.jsonl").write_text("{}")
+    assert mistakes(read="read: set") == [
+        '2: read: should all have one format: "test.jsonl" is jsonl,'
+        ' "train-00000-of-00002.parquet" is parquet'
+    ]
+
+
 def test_an_existing_name_with_brackets_is_no_pattern(folder: Path) -> None:
     """As a file or as a folder."""
     (folder / "a[1]").mkdir()

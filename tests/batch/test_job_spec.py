@@ -77,6 +77,10 @@ def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -
     [
         (_CHAT, "model: m"),
         (
+            "lora: {sql: /l/sql}\nprompt: {messages: chat, tools: tools}",
+            "model: m",
+        ),
+        (
             "data_parallel: {size: 4, expert_parallel: true}\nengine: {tp: 2, args: {dtype: half}}",
             "model: m",
         ),
@@ -161,6 +165,8 @@ def test_tuning_does_not_change_the_identity(
         ("", {"write": "write: {path: out, format: jsonl}"}),
         ("", {"write": "write: s3://b/c"}),
         ("data_parallel: 2", {}),
+        ("lora: {sql: /l/sql}", {}),
+        ("prompt: {messages: chat}", {}),
         ("engine: {args: {revision: v2}}", {}),
         ("engine: {args: {--tokenizer: other}}", {}),
         ("engine: {args: {tokenizer_mode: slow}}", {}),

@@ -34,7 +34,7 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
 def running(batch: Batch) -> Batch:
     """The same with the job running."""
     batch.dies = lambda progress: progress.update(
-        done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120
+        done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120, gpu_hours=1.5
     )
     assert batch.run("--detach").code == 0
     batch.verbs()
@@ -56,8 +56,9 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     header, row, rest = ran.out.splitlines()
 
     assert ran.code == 0
-    assert header.split() == ["NAME", "STATE", "ROWS", "DONE", "ERRORS", "ROWS/S", "ETA", "STARTED"]
-    assert row.split()[:7] == ["job", "running", "10", "4", "0", "2.50", "2s"]
+    columns = "NAME STATE ROWS DONE ERRORS ROWS/S TOK/S GPU-H ETA STARTED"
+    assert header.split() == columns.split()
+    assert row.split()[:9] == ["job", "running", "10", "4", "0", "2.50", "120", "1.50", "2s"]
     assert rest == "server `chat` with org/m is also running"
 
 

@@ -188,20 +188,23 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         (
             "{}",
             (
-                "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not none of"
-                " them"
+                "4: prompt: should have one of `column`, `template`, `chat`, `messages` and `pair`,"
+                " not none of them"
             ),
         ),
         (
             "{column: a, chat: [{role: user, content: '{{ a }}'}]}",
             (
-                "4: prompt: should have one of `column`, `template`, `chat` and `pair`, not"
-                " `column` and `chat`"
+                "4: prompt: should have one of `column`, `template`, `chat`, `messages` and `pair`,"
+                " not `column` and `chat`"
             ),
         ),
         (
             "{column: a, chat_args: {x: 1}}",
-            "4: prompt.chat_args: should come with `chat`: they go to the chat template",
+            (
+                "4: prompt.chat_args: should come with `chat` or `messages`: they go to the chat"
+                " template"
+            ),
         ),
         (
             "text",
@@ -232,6 +235,54 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
 def test_a_prompt_has_a_single_valid_form(mistakes: Mistakes, prompt: str, expected: str) -> None:
     """It depends on the row."""
     assert mistakes(f"prompt: {prompt}") == [expected]
+
+
+def test_tools_belong_to_a_chat(mistakes: Mistakes, load_text: Load) -> None:
+    """Of templates or of a column."""
+    prompt = load_text("prompt: {messages: chat, tools: tools}").prompt
+    assert prompt is not None
+    assert (prompt.messages, prompt.tools) == ("chat", "tools")
+    assert not mistakes("prompt: {chat: [{role: user, content: '{{ a }}'}], tools: tools}")
+    assert mistakes("prompt: {column: a, tools: tools}") == [
+        "4: prompt.tools: should come with `chat` or `messages`: they go to the chat template"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("lora: {sql: /l/sql, b: c/d}", "4: lora: should have one adapter; only requests"),
+        ("lora: {sql: /l}\ntask: score\nprompt: {pair: ['{{ a }}', b]}", "4: lora: should be left"),
+        ("lora: {sql: /l}\ndata_parallel: 2", "4: lora: should be left out with `mode: data-para"),
+        ("lora: {m: /l}", "4: lora.m: should not have the model's own name"),
+        ("lora: {'a=b': /l}", "4: lora.a=b: should be a name"),
+        ("lora: /l", "4: lora: should be"),
+        (
+            "engine: {args: {lora-modules: [a=b]}}",
+            "4: engine.args.lora-modules: should be left out:",
+        ),
+        ("engine: {args: {--enable-lora: true}}", "4: engine.args.--enable-lora: should be left"),
+        (
+            "engine: {args: {lora_modules: [a=b]}}\nwrite: {path: out, format: openai}",
+            "4: engine.args.lora_modules: should be left out: write `lora: {NAME: PATH}`",
+        ),
+    ],
+)
+def test_adapters_fit_the_job(mistakes: Mistakes, extra: str, expected: str) -> None:
+    """Engine arguments cannot bring others past the checks."""
+    top = {"write": None} if "\nwrite" in extra else {}
+    (mistake,) = mistakes(extra, **top)
+    if top:
+        mistake = f"4{mistake[1:]}"
+    assert mistake.startswith(expected)
+
+
+def test_requests_choose_among_adapters(load_text: Load) -> None:
+    """Other jobs have one."""
+    requests = "lora: {sql: /l/sql, chat: org/l}\nwrite: {path: out, format: openai}"
+    assert load_text(requests, write=None).lora == {"sql": "/l/sql", "chat": "org/l"}
+    assert load_text("lora: {sql: /l/sql}").lora == {"sql": "/l/sql"}
+    assert load_text().lora is None
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_the_waiting_line() -> None:
         rows_per_second=25.34,
         tokens_per_second=1912.4,
         eta=3461.2,
+        gpu_hours=12.34,
         restarts=1,
         replicas={"ready": 1, "wanted": 2},
     )
@@ -138,7 +139,7 @@ def test_the_waiting_line() -> None:
 
     assert (
         line == "12,342 of 100,000 rows, 2 errors, 25.3 rows/s, 57m 41s left, 1 of 2 replicas, 1"
-        " restart, 1,912 tokens/s"
+        " restart, 1,912 tokens/s, 12.3 GPU hours"
     )
     assert line.index("left") < 76
 

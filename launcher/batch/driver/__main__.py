@@ -139,8 +139,9 @@ class BatchRun:
         self.progress.set("reading", "checking the input")
         self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
-        self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors)
         self.pending = self.ledger.all_pending(self.manifest)
+        bytes_left = source.count_bytes(self.manifest, self.pending)
+        self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors, bytes_left)
         self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
 
     def count_pending(self) -> int:

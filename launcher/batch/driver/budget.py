@@ -235,7 +235,7 @@ class ReplicaMonitor:
             process for name, process in self.processes.items() if processes.get(name) != process
         ]
         self.processes = processes
-        self.progress.replicas(counts.ready, self.replicas[1])
+        self.progress.replicas(counts.ready, self.replicas[1], counts.placed)
         self.progress.restarted(counts.restarts)
         self.report_state(counts)
         failure = self.budget.judge(time.monotonic(), self.rows, counts)

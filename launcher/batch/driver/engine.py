@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import budget, cluster, lines, order, predict, prompts, source
+from . import adapters, budget, cluster, lines, order, predict, prompts, source
 from .generation import error_reason
 from .job import Job
 from .manifest import Manifest
@@ -129,6 +129,7 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
         "gate": cluster.create_gate(minimum),
         "order": job.engine.order,
         "job": job.name,
+        **({} if job.row_kind == "request" else {"lora": job.lora}),
     }
     return data.map_batches(
         Replica,
@@ -157,6 +158,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
         "tensor_parallel_size": job.engine.tp,
         "pipeline_parallel_size": job.engine.pp,
         "distributed_executor_backend": "uni" if gpus == 1 else "ray",
+        **adapters.adapter_arguments(job),
         **job.engine.args,
     }
 
@@ -228,7 +230,7 @@ class Prepare:
         if isinstance(prompt, str):
             prompt.encode()
             return {"_prompt": prompt}
-        text = prompter.chat(tokenizer, prompt)
+        text = prompter.chat(tokenizer, prompt, prompter.tools(columns))
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         return {"_tokens": array.array(order.TOKENS, tokens).tobytes()}
 
@@ -236,11 +238,10 @@ class Prepare:
         """Return this process's prompter and, for chats, its tokenizer."""
         if self.job.digest not in TOOLS:
             TOOLS.clear()  # a Ray process may have worked for another job
-            chat = self.job.prompt is not None and self.job.prompt.chat
-            TOOLS[self.job.digest] = (
-                prompts.Prompter(self.job),
-                load_tokenizer(self.job) if chat else None,
-            )
+            prompter = prompts.Prompter(self.job)
+            tokenizer = load_tokenizer(self.job) if self.job.chats else None
+            prompter.check_template(tokenizer)
+            TOOLS[self.job.digest] = prompter, tokenizer
         return TOOLS[self.job.digest]
 
 

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ PULSE = 1.0  # seconds between checks of the engine
 class VllmEngine(Protocol):
     """The used part of `vllm.LLMEngine`."""
 
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> Any:
+    def add_request(self, request_id: str, prompt: Any, params: Any, **options: Any) -> Any:
         """Add a request; raises for an invalid one."""
 
     def step(self) -> Iterable[Any]:
@@ -102,6 +102,7 @@ class EngineLoop:
         tokenizing: `add_request` uses the tokenizer too (as for forbidden words): it and `render`
             exclude each other.
         end: called when the engine has failed.
+        options: further arguments of `add_request`.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class EngineLoop:
         *,
         tokenizing: bool = False,
         end: Callable[[], None] = exit_process,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.engine, self.params, self.render, self.end = engine, params, render, end
+        self.options = options or {}
         self.incoming: queue.SimpleQueue[tuple[PendingCall, int, Any] | None] = queue.SimpleQueue()
         self.active: dict[str, tuple[PendingCall, int]] = {}  # the engine's requests by id
         self.request_count = 0
@@ -172,7 +175,7 @@ class EngineLoop:
         name = str(self.request_count)
         try:
             with self.add_lock:
-                self.engine.add_request(name, request, self.params)
+                self.engine.add_request(name, request, self.params, **self.options)
         except Exception as problem:
             if is_engine_dead(problem):
                 raise

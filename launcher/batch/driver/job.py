@@ -84,15 +84,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Source of a row's prompt: exactly one of the first four fields.
+    """Source of a row's prompt: exactly one of the first five fields.
 
-    `pair` are the templates of two compared texts. `chat_args` go to the model's chat template.
+    `messages` is a column with a whole chat; `pair` are the templates of two compared texts.
+    `tools` is the column with a chat's tools. `chat_args` go to the model's chat template.
     """
 
     column: str | None = None
     template: str | None = None
     chat: tuple[Message, ...] = ()
+    messages: str | None = field(default=None, metadata=OMIT_DEFAULT)
     pair: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    tools: str | None = field(default=None, metadata=OMIT_DEFAULT)
     chat_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,8 +188,8 @@ class Limits:
 class Job:
     """A batch job that works in the folder `work` and writes to `out`.
 
-    `identity` determines its answers, `digest` is its SHA-256. `keep` of None keeps every column; a
-    type of None is inferred from the first rows.
+    `identity` determines its answers, `digest` is its SHA-256. `lora` are adapters' paths by name.
+    `keep` of None keeps every column; a type of None is inferred from the first rows.
     """
 
     name: str
@@ -198,6 +201,7 @@ class Job:
     digest: str = ""
     model: str = ""
     task: Task = field(default="generate", metadata=OMIT_DEFAULT)
+    lora: Mapping[str, str] | None = field(default=None, metadata=OMIT_DEFAULT)
     read: Read
     prompt: Prompt | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -212,9 +216,21 @@ class Job:
     restart: bool = False
 
     @property
+    def chats(self) -> bool:
+        """True if prompts go through the model's chat template."""
+        return self.prompt is not None and bool(self.prompt.chat or self.prompt.messages)
+
+    @property
     def row_kind(self) -> RowKind:
         """Kind of the rows: requests of OpenAI's batch format, or the task's."""
         return "request" if self.write.format == "openai" else self.task
+
+    @property
+    def replica_gpus(self) -> float:
+        """GPUs of a replica or rank."""
+        if self.mode == "predict":
+            return self.predict.num_gpus if self.predict else 0.0
+        return float(self.engine.tp * self.engine.pp)
 
     @property
     def results(self) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from .storage import Location
 EXCERPT_LENGTH = 4096  # characters of a row shown in an error row
 BLOCK = 1 << 20
 FAR_BLOCK = 8 << 20  # each read from an object store is a request
+COMPRESSED_BLOCK = 64 << 10  # Arrow's own block: after an error, it returns nothing of a read
 BOM = b"\xef\xbb\xbf"
 
 
@@ -40,10 +41,7 @@ def read_blocks(location: Location, start: int = 0, end: int | None = None) -> I
     size = BLOCK if location.local else FAR_BLOCK
     codec = compression_codec(location.address)
     if codec is not None:
-        with location.filesystem.open_input_stream(
-            location.path, compression=codec, buffer_size=BLOCK
-        ) as stream:
-            yield from iter(lambda: stream.read(BLOCK), b"")
+        yield from read_compressed(location, codec)
         return
     with location.open_input() as file:
         file.seek(start)
@@ -51,6 +49,24 @@ def read_blocks(location: Location, start: int = 0, end: int | None = None) -> I
         while remaining > 0 and (block := file.read(min(size, remaining))):
             remaining -= len(block)
             yield block
+
+
+def read_compressed(location: Location, codec: str) -> Iterator[bytes]:
+    """Yield a file's decompressed bytes, in blocks that lose little before a damaged part.
+
+    Raises:
+        OSError: it cannot be read, or is damaged or cut off; names the last complete line.
+    """
+    newlines = 0
+    with location.filesystem.open_input_stream(
+        location.path, compression=codec, buffer_size=BLOCK
+    ) as stream:
+        try:
+            while block := stream.read(COMPRESSED_BLOCK):
+                newlines += block.count(b"\n")
+                yield block
+        except (OSError, ValueError) as error:
+            raise OSError(f"readable up to line {newlines:,}; then {codec}: {error}") from error
 
 
 def strip_bom(parts: Iterator[bytes]) -> Iterator[bytes]:

@@ -24,10 +24,10 @@ class File:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Rows `first` to `last` of the job: bytes `start` to `end` of a file, or Parquet row group
-    `start`.
+    `start`, of `end - start` bytes.
 
-    `file` is an index into `Manifest.files`. A compressed file or a row group is one split of any
-    size: read it as a stream.
+    `file` is an index into `Manifest.files`. A compressed file (`end` is 0) or a row group is one
+    split of any size: read it as a stream.
     """
 
     index: int
@@ -61,6 +61,12 @@ class Manifest:
     def row_bytes(self) -> float:
         """Mean bytes per row in the files; compressed files take more in memory."""
         return sum(file.bytes for file in self.files) / max(self.rows, 1)
+
+    def split_row_bytes(self, split: Split) -> float:
+        """Mean bytes per row of a split."""
+        file = self.files[split.file]
+        size, rows = (split.end - split.start, split.rows) if split.end else (file.bytes, file.rows)
+        return size / max(rows, 1)
 
     def fingerprint(self) -> str:
         """Return a digest of the input: rows and their numbers."""

@@ -10,8 +10,8 @@ from .storage import Location, brief_error
 BATCH = 8 << 20  # approximate bytes of a batch
 
 
-def row_groups(location: Location) -> tuple[list[int], list[str]]:
-    """Return the row count of each row group, and the column names.
+def row_groups(location: Location) -> list[tuple[int, int]]:
+    """Return the row count and the bytes of each row group.
 
     Raises:
         OSError, ValueError: not a Parquet file.
@@ -19,11 +19,9 @@ def row_groups(location: Location) -> tuple[list[int], list[str]]:
     import pyarrow.parquet
 
     with location.open_input() as file:
-        parquet_file = pyarrow.parquet.ParquetFile(file)
-        return [
-            parquet_file.metadata.row_group(group).num_rows
-            for group in range(parquet_file.num_row_groups)
-        ], parquet_file.schema_arrow.names
+        metadata = pyarrow.parquet.ParquetFile(file).metadata
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 def read_rows(

@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from .forecast import Forecast
 from .job import Job, to_fields
 
 VERSION = 1
@@ -45,7 +46,8 @@ class JobFailure:
 class Progress:
     """Progress of a job, as last written by its driver.
 
-    `rows` of None: the input is not yet counted.
+    `rows` of None: the input is not yet counted. `gpu_hours` are those of all runs, from a
+    replica's process on.
     """
 
     state: str = ""
@@ -63,6 +65,7 @@ class Progress:
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
     eta: float | None = None
+    gpu_hours: float = 0.0
     ready: int = 0
     wanted: int = 0
     restarts: int = 0
@@ -73,6 +76,11 @@ class Progress:
     def over(self) -> bool:
         """True if the driver reported its end."""
         return self.state in FINAL_STATES
+
+    @property
+    def end(self) -> float | None:
+        """Estimated time of the end, in seconds since 1970."""
+        return None if self.eta is None else round(self.updated + self.eta, 3)
 
     @property
     def accounted(self) -> int:
@@ -153,8 +161,11 @@ class Tracker(Progress):
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._write_loop, name="progress", daemon=True)
         self.start_time = time.monotonic()
+        self.forecast = Forecast()
+        self.gpus, self.gpus_since = 0.0, self.start_time
+        self.gpus_per_replica = job.replica_gpus
         self.done_before = self.errors_before = 0
-        self.lost = lost_runs(self.path)
+        self.lost, self.gpu_hours = earlier_runs(self.path)
         # time, rows of this run, output tokens
         self.window: deque[tuple[float, int, int]] = deque()
         self.first_result: float | None = None
@@ -175,6 +186,7 @@ class Tracker(Progress):
         with self.lock:
             if self.over:
                 return  # a final state stays: threads of an abandoned pipeline may still report
+            self.count_gpus()
             self.state, self.text = state, to_plain(text)
             if state == "running" and not self.window:
                 self.window.append((time.monotonic(), 0, 0))
@@ -185,9 +197,10 @@ class Tracker(Progress):
         with self.lock:
             self.text = to_plain(text)
 
-    def begin(self, rows: int, done: int, errors: int) -> None:
-        """Set the total rows and those accounted for by earlier runs."""
+    def begin(self, rows: int, done: int, errors: int, bytes_left: float = 0.0) -> None:
+        """Set the total rows, those accounted for by earlier runs, and the bytes of the others."""
         with self.lock:
+            self.forecast.begin(rows - done - errors, bytes_left)
             self.rows, self.done, self.errors, self.before = rows, done, errors, done + errors
             self.done_before, self.errors_before = done, errors
 
@@ -198,10 +211,13 @@ class Tracker(Progress):
         tokens_in: int = 0,
         tokens_out: int = 0,
         tokens_cached: int = 0,
+        input_bytes: float = 0.0,
     ) -> None:
-        """Add results; negative numbers turn answers into errors."""
+        """Add results, of rows with these bytes; negative numbers turn answers into errors."""
         now = time.monotonic()
         with self.lock:
+            if done + errors > 0:
+                self.forecast.add(now, done + errors, input_bytes)
             if self.first_result is None:
                 self.first_result = now
             if not self.window:
@@ -213,9 +229,20 @@ class Tracker(Progress):
             self.tokens_out += tokens_out
             self.tokens_cached += tokens_cached
 
-    def replicas(self, ready: int, target_count: int) -> None:
+    def replicas(self, ready: int, target_count: int, loading: int = 0) -> None:
+        """Set the number of replicas; those that are loading hold GPUs, too."""
         with self.lock:
             self.ready, self.wanted = ready, target_count
+            self.forecast.set_replicas(time.monotonic(), ready)
+            self.count_gpus()
+            self.gpus = (ready + loading) * self.gpus_per_replica
+
+    def count_gpus(self) -> None:
+        """Count the time of the GPUs in use until now."""
+        now = time.monotonic()
+        if not self.over:
+            self.gpu_hours += self.gpus * (now - self.gpus_since) / 3600
+        self.gpus_since = now
 
     def restarted(self, restarts: int) -> None:
         """Set the number of restarts."""
@@ -232,6 +259,7 @@ class Tracker(Progress):
     def fail(self, message: str, evidence: str = "", hint: str = "", state: str = "failed") -> None:
         """Set the final error; writes the file."""
         with self.lock:
+            self.count_gpus()
             self.state, self.text = state, to_plain(message)
             self.error = JobFailure(
                 message=to_plain(message),
@@ -256,16 +284,21 @@ class Tracker(Progress):
             if seconds < 0.5:
                 return 0.0, 0.0, None  # a rate over an instant is noise
             rate = (finished - rows) / seconds
-            remaining = None if self.rows is None else self.rows - self.done - self.errors
-            eta = (
-                None if remaining is None or rate <= 0 or self.over else round(remaining / rate, 1)
+            eta = None
+            if self.rows is not None and not self.over:
+                read = self.tokens_in - self.tokens_cached
+                eta = self.forecast.remaining(now, read, self.tokens_out)
+            return (
+                round(rate, 3),
+                round((self.tokens_out - tokens) / seconds, 3),
+                None if eta is None else round(eta, 1),
             )
-            return round(rate, 3), round((self.tokens_out - tokens) / seconds, 3), eta
 
     def shown(self) -> dict[str, Any]:
         """Return the content of the file."""
         with self.lock:
             self.rows_per_second, self.tokens_per_second, self.eta = self.rates()
+            self.count_gpus()
             self.updated = round(time.time(), 3)
             added = [self.done - self.done_before, self.errors - self.errors_before]
             return {**self.to_json(), "pid": os.getpid(), "lost": self.lost, "added": added}
@@ -294,14 +327,18 @@ class Tracker(Progress):
                 sys.stderr.write(f"progress: {type(error).__name__}: {error}\n")
 
 
-def lost_runs(path: str) -> list[dict[str, Any]]:
-    """Return earlier runs that exited without a summary, from their last progress."""
+def earlier_runs(path: str) -> tuple[list[dict[str, Any]], float]:
+    """Return earlier runs that exited without a summary, from their last progress, and the GPU
+    hours of all.
+    """
+    hours = 0.0
     try:
         with open(path, encoding="utf-8") as file:
             raw = json.load(file)
         last = parse_progress(raw)
+        hours = last.gpu_hours
         if last.over:
-            return []
+            return [], hours
         run = {
             "started": last.started,
             "seconds": round(last.updated - last.started, 3),
@@ -310,6 +347,6 @@ def lost_runs(path: str) -> list[dict[str, Any]]:
             **{name: getattr(last, name) for name in TOKENS},
             "ended": "lost",
         }
-        return [*raw.get("lost", []), run][-100:]
+        return [*raw.get("lost", []), run][-100:], hours
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return [], hours

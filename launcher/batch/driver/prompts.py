@@ -5,6 +5,7 @@ Templates run in a sandbox and have no loader.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,6 +46,7 @@ class Prompter:
             )
         self.column = prompt.column
         self.chat_args = dict(prompt.chat_args)
+        self.messages_column, self.tools_column = prompt.messages, prompt.tools
         environment = sandbox()
         self.template = (
             None
@@ -60,12 +62,15 @@ class Prompter:
             for index, message in enumerate(prompt.chat)
         ]
 
-    def __call__(self, columns: Mapping[str, Any]) -> str | list[dict[str, str]]:
-        """Make a prompt (column, template) or messages (chat).
+    def __call__(self, columns: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        """Make a prompt (column, template) or messages (chat, a column of messages).
 
         Raises:
             PromptError: this row has none.
         """
+        if self.messages_column is not None:
+            messages = self.column_list(columns, self.messages_column)
+            return [check_message(message, index) for index, message in enumerate(messages)]
         if self.messages:
             messages = [
                 {"role": role, "content": template(columns)} for role, template in self.messages
@@ -102,7 +107,46 @@ class Prompter:
             )
         return value
 
-    def chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    def column_list(self, columns: Mapping[str, Any], column: str) -> list[Any]:
+        """Return a column's list of objects, which may be JSON text."""
+        value = without_nulls(columns.get(column))
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise PromptError(f"column `{column}` is not JSON: {error}") from error
+        if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
+            label = VALUE_LABELS.get(type(value), type(value).__name__)
+            raise PromptError(f"column `{column}` should hold a list of objects, not {label}")
+        return value
+
+    def tools(self, columns: Mapping[str, Any]) -> list[Any] | None:
+        """Return the tools of a row's chat; None without any."""
+        if self.tools_column is None or columns.get(self.tools_column) in (None, "", "[]", []):
+            return None
+        return self.column_list(columns, self.tools_column)
+
+    def check_template(self, tokenizer: Any) -> None:
+        """Check that the chat template takes tools, if rows have them.
+
+        Raises:
+            Refused: it ignores them.
+        """
+        if self.tools_column is None:
+            return
+        get_template = getattr(tokenizer, "get_chat_template", None)  # Mistral's has none
+        template = self.chat_args.get("chat_template") or (get_template and get_template(tools=[]))
+        if template and not re.search(r"\btools\b", template):
+            raise Refused(
+                "the model's chat template does not support tools",
+                f"`prompt.tools` names column {self.tools_column}, but the template never reads"
+                " `tools`",
+                "use a model with tools, or set `prompt.chat_args.chat_template`",
+            )
+
+    def chat(
+        self, tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
+    ) -> str:
         """Render messages with the model's chat template and the job's `chat_args`, ready for an
         answer.
 
@@ -112,12 +156,47 @@ class Prompter:
             PromptError: the template rejects these messages.
         """
         options = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
+        if tools is not None:
+            options["tools"] = tools
         try:
             return str(tokenizer.apply_chat_template(messages, **options))
         except Exception as error:  # a model's template may raise anything
             raise PromptError(
                 f"the model's chat template rejects it: {describe_error(error)}"
             ) from error
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the fields that Parquet adds to objects which lack them."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def check_message(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return a chat's message for its template, with the arguments of tool calls as objects.
+
+    Raises:
+        PromptError: it has no role, or content that is not text.
+        ValueError: a tool call's arguments are not JSON.
+    """
+    if not isinstance(message.get("role"), str):
+        raise PromptError(f"message {index + 1} has no role")
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            raise PromptError(
+                f"message {index + 1} has content that is not text ({kind or type(part).__name__});"
+                " images and audio go into requests: `write.format: openai`"
+            )
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            call["function"] = {**function, "arguments": json.loads(function["arguments"])}
+    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
 class Template:

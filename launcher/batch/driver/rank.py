@@ -104,6 +104,7 @@ class Rank:
         self.llm = LLM(**setting.arguments)
         watch_engine(self.llm)
         self.tokenizer = self.llm.get_tokenizer()
+        self.prompter.check_template(self.tokenizer)
 
     def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[RowAnswer]:
         """Answer rows (numbers and pickled columns), each exactly once and in order."""
@@ -133,7 +134,11 @@ class Rank:
         """
         prompt = self.prompter(columns)
         chat = not isinstance(prompt, str)
-        text = self.prompter.chat(self.tokenizer, prompt) if not isinstance(prompt, str) else prompt
+        text = (
+            prompt
+            if isinstance(prompt, str)
+            else self.prompter.chat(self.tokenizer, prompt, self.prompter.tools(columns))
+        )
         text.encode()
         limit = int(self.llm.model_config.max_model_len)
         if len(text) > limit * getattr(self.tokenizer, "max_chars_per_token", len(text)):

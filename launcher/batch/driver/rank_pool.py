@@ -102,6 +102,7 @@ class RankPool:
             self.put(slot.rank, ref, doing="has not started", limit=QUEUE_TIMEOUT, hint=hint)
         while self.busy:
             self.processes.update((rank, process) for rank, _, process in self.finished())
+        self.progress.replicas(0, len(self.slots), len(self.slots))
         self.progress.set("loading", text)
         hint = "raise `limits.stall` to wait longer"
         for slot, setting in zip(self.slots, settings, strict=True):
@@ -110,7 +111,7 @@ class RankPool:
         ready = 0
         while self.busy:
             ready += len(self.finished())
-            self.progress.replicas(ready, len(self.slots))
+            self.progress.replicas(ready, len(self.slots), len(self.slots) - ready)
         self.progress.set("running", text)
 
     def locate(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ... import upstream
-from . import cluster, failures, lines, order, pooling, postmortem, source
+from . import adapters, cluster, failures, lines, order, pooling, postmortem, source
 from .engine_loop import EngineLoop, watch_engine
 from .generation import answer_columns, error_reason, sampling_params
 from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, RowKind
@@ -31,7 +31,7 @@ class Replica:
     """One vLLM engine.
 
     `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests; `job` is the batch job's
-    name. An exception in its constructor ends the job.
+    name, `lora` has its adapter by name. An exception in its constructor ends the job.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Replica:
         gate: Any = None,
         order: Order = "prefix",
         job: str = "",
+        lora: Mapping[str, str] | None = None,
     ) -> None:
         self.cleanup = ExitStack()
         cluster.label_log(job)
@@ -51,19 +52,26 @@ class Replica:
             with explain_start():
                 self.engine = ApiServer(arguments)
         else:
-            self.engine = self.start_engine(arguments, kind, sampling)
+            self.engine = self.start_engine(arguments, kind, sampling, lora)
         self.cleanup.callback(self.engine.close)
         cluster.wait_at_gate(gate)
 
     def start_engine(
-        self, arguments: Mapping[str, Any], kind: RowKind, sampling: Mapping[str, Any]
+        self,
+        arguments: Mapping[str, Any],
+        kind: RowKind,
+        sampling: Mapping[str, Any],
+        lora: Mapping[str, str] | None,
     ) -> EngineLoop | pooling.Scorer:
-        """Load the model, after checks of its parameters."""
+        """Load the model and its adapter, after checks of the parameters."""
         params = sampling_params(sampling) if kind == "generate" else pooling.pooling_params()
         with explain_start():
             from vllm import LLM
 
             self.llm = LLM(**arguments)
+            if adapter := adapters.adapter_request(lora):
+                # with the first row, a missing adapter would end the engine
+                self.llm.llm_engine.add_lora(adapter)
         self.cleanup.callback(self.llm.llm_engine.engine_core.shutdown)
         self.cleanup.callback(watch_engine(self.llm).set)
         if kind == "score":
@@ -73,6 +81,7 @@ class Replica:
             params,
             partial(render_prompt, self.llm),
             tokenizing=any(name in sampling for name in TOKENIZED),
+            options={"lora_request": adapter} if adapter else {},
         )
 
     def __call__(self, table: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -69,6 +70,8 @@ class Sink:
         self.buffers = {"rows": Buffer(), "errors": Buffer()}
         self.broken: Failed | None = None
         self.warned: set[str] = set()
+        self.firsts = [split.first for split in manifest.splits]
+        self.row_bytes = [manifest.split_row_bytes(split) for split in manifest.splits]
         with self.explain_errors():
             self.encoder = Encoder(job, manifest, ledger.out)
         self.check()
@@ -82,11 +85,16 @@ class Sink:
             raise self.broken
         good = self.select_new("rows", [row for row in rows if not row["_error"]])
         failed = self.select_new("errors", [row for row in rows if row["_error"]])
-        self.progress.count(len(good), len(failed), *self.count_tokens(good))
+        size = sum(self.row_bytes[self.split_of(row["_row"])] for row in (*good, *failed))
+        self.progress.count(len(good), len(failed), *self.count_tokens(good), input_bytes=size)
         self.buffer_rows("rows", good)
         self.buffer_rows("errors", failed)
         self.check()
         return len(good) + len(failed)
+
+    def split_of(self, row: int) -> int:
+        """Return the index of a row's split."""
+        return bisect_right(self.firsts, row) - 1
 
     def count_tokens(self, answers: list[Row]) -> tuple[int, int, int]:
         """Return tokens of prompts, answers and cached prompts; 0 in mode `predict`, whose columns

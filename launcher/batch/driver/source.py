@@ -45,6 +45,14 @@ def count_rows(pending: Mapping[int, bytes]) -> int:
     return sum(map(count_bits, pending.values()))
 
 
+def count_bytes(manifest: Manifest, pending: Mapping[int, bytes]) -> float:
+    """Return the bytes of the pending rows in the input."""
+    return sum(
+        count_bits(bitmap) * manifest.split_row_bytes(manifest.splits[index])
+        for index, bitmap in pending.items()
+    )
+
+
 def batch_rows(requested: int, pending: int, replicas: int) -> int:
     """Return the batch size: as requested, or less to give every replica two batches."""
     return max(1, min(requested, math.ceil(pending / (2 * max(1, replicas)))))

@@ -13,6 +13,11 @@ from .job import Refused
 
 # Stores whose folders are only name prefixes, and whose objects appear complete or not at all.
 OBJECT_STORES = ("s3", "gcs", "abfs")
+# Files about a dataset beside its data, as on the Hugging Face Hub; skipped in folders.
+ABOUT_DATASET = re.compile(
+    r"(?i)(?:readme|licen[cs]e|notice|citation|changelog)(?:\.(?:md|txt|rst|cff))?|.+\.md"
+    r"|dataset_(?:infos?|dict)\.json"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +167,7 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
 
 def list_files(where: str) -> list[StoredFile]:
     """Return the sorted files of a path, address, folder (recursive) or glob, without hidden and
-    `_…` names.
+    `_…` names; of a folder, without files about the dataset.
 
     Raises:
         Refused: no file matches.
@@ -176,6 +181,7 @@ def list_files(where: str) -> list[StoredFile]:
             stored = [
                 stored_file(entry, join_address(location.address, below))
                 for entry, below in walk_files(location, deep=True)
+                if not ABOUT_DATASET.fullmatch(entry.base_name)
             ]
         else:
             stored = list(glob_files(location))

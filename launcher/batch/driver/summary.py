@@ -44,6 +44,7 @@ def write_summary(
         "rows_per_second": per_second(finished, seconds),
         **tokens,
         "tokens_per_second": per_second(progress.tokens_out, seconds),
+        "gpu_hours": round(progress.gpu_hours, 4),
         "first_row_after": seconds_after_start(progress.first_result, progress),
         "last_row_after": seconds_after_start(progress.last_result, progress),
         "versions": versions(),

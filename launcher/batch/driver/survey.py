@@ -149,10 +149,11 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
     try:
         location = open_location(file.path)
         if job.read.format == "parquet":
-            row_counts, _ = parquet.row_groups(location)
-            return file, iter(
-                [(group, group + 1, count) for group, count in enumerate(row_counts) if count]
-            )
+            groups = enumerate(parquet.row_groups(location))
+            cuts = [
+                (group, group + max(size, 1), count) for group, (count, size) in groups if count
+            ]
+            return file, iter(cuts)
         begin = next(lines.read_blocks(location), b"")
         if begin in (b"", lines.BOM):
             return file, iter(())
@@ -182,9 +183,12 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
     try:
         yield from cuts
     except (OSError, ValueError) as error:
-        hint = "check that the file is complete and readable"
+        codec = None if "://" in file.path else lines.compression_codec(file.path)
+        test = f": `{codec} -t {file.path}`" if codec else ""
         raise Refused(
-            f"{mask_secrets(file.path)} cannot be read", brief_error(error), hint
+            f"{mask_secrets(file.path)} cannot be read",
+            brief_error(error),
+            f"check that the file is complete and readable{test}",
         ) from error
 
 

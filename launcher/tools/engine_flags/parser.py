@@ -2,7 +2,7 @@
 prints vLLM's messages as one JSON object.
 
 Runs in the image, with its Python and vLLM. Arguments: `serve`, then those of `vllm serve`; or
-`engine`, then the arguments of `vllm.LLM` as a JSON object.
+`engine`, then the arguments of `vllm.LLM` as a JSON object, in which `lora_modules` are adapters.
 """
 
 import argparse
@@ -135,6 +135,8 @@ def check_command(report: Report) -> None:
     defaults = {action.dest: action.default for action in vllm.options._actions}
     changed = {name: value for name, value in vars(args).items() if value != defaults.get(name)}
     check_numbers(vllm, changed, LIMITS, report)
+    modules = getattr(args, "lora_modules", None) or ()
+    check_adapters(args.model, {module.name: module.path for module in modules}, report)
 
 
 def check_engine(arguments: Mapping[str, Any], report: Report) -> None:
@@ -143,13 +145,46 @@ def check_engine(arguments: Mapping[str, Any], report: Report) -> None:
     engine = vllm.serve.vllm
     fields = {field.name for field in dataclasses.fields(engine.EngineArgs)}
     known = fields | set(inspect.signature(engine.LLM.__init__).parameters)
-    unknown = [name for name in arguments if name not in known]
+    modules = dict(module.split("=", 1) for module in arguments.get("lora_modules", ()))
+    unknown = [name for name in arguments if name not in {*known, "lora_modules"}]
     for name in unknown:
         report.add(f"EngineArgs has no argument `{name}`")
     report.add_similar(unknown, known)
     values = {name: value for name, value in arguments.items() if name in fields}
     report.attempt(lambda: engine.EngineArgs(**values), ValueError, TypeError)
     check_numbers(vllm, values, LIMITS | TYPES, report)
+    check_adapters(str(arguments.get("model")), modules, report)
+
+
+def check_adapters(model: str, adapters: Mapping[str, str], report: Report) -> None:
+    """Check that LoRA adapters exist on this node, and that the model's class takes them."""
+    if not adapters:
+        return
+    for name, path in adapters.items():
+        try:
+            read_json(path, "adapter_config.json")
+        except Exception as error:  # of the hub's library, too
+            report.add(
+                f"LoRA adapter `{name}`: {path} has no readable adapter_config.json: {error}"
+            )
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    for name in read_json(model, "config.json").get("architectures") or ():
+        registered: Any = ModelRegistry.models.get(name)
+        if registered is not None and not supports_lora(registered.load_model_cls()):
+            report.add(f"{name}, the class of {model}, does not support LoRA")
+
+
+def read_json(model: str, name: str) -> Any:
+    """Return a JSON file of a model or adapter, from its folder or from the hub."""
+    path = os.path.join(model, name)
+    if not os.path.isabs(model):
+        from huggingface_hub import hf_hub_download
+
+        path = hf_hub_download(model, name)
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def check_numbers(

@@ -145,12 +145,14 @@ class FakeTracker:
 
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
+        self.loading: list[int] = []
 
     def set(self, state: str, text: str = "") -> None:
         self.states.append((state, text))
 
-    def replicas(self, ready: int, target: int) -> None:
+    def replicas(self, ready: int, target: int, loading: int = 0) -> None:
         self.ready = (ready, target)
+        self.loading.append(loading)
 
     def restarted(self, restarts: int) -> None:
         self.restarts = restarts
@@ -186,6 +188,7 @@ def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
         ("running", ""),
     ]
     assert watch.progress.ready == (2, 2)
+    assert watch.progress.loading == [1, 1, 0, 0, 0]
 
 
 def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import engine, order, source
+from launcher.batch.driver.job import Refused
 from launcher.batch.driver.prompts import Prompter
 from launcher.batch.driver.ray_internals import HEAD_RESOURCES
 from tests.batch.driver.jobs import job
@@ -156,6 +157,20 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("pools")
+def test_replicas_know_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of requests from their arguments, which name it."""
+    monkeypatch.setattr(engine.adapters, "read_rank", lambda name, path: 8)
+    for form, lora in (("jsonl", {"sql": "/l"}), ("openai", None)):
+        data = Dataset()
+        spec = job(tmp_path, lora={"sql": "/l"}, write={"format": form})
+        engine.add_inference_stage(data, spec, 50, 200)
+        constructor_args = data.stages[0][1]["fn_constructor_kwargs"]
+        assert constructor_args.get("lora") == lora
+        modules = constructor_args["arguments"].get("lora_modules")
+        assert modules == (None if lora else ["sql=/l"])
+
+
+@pytest.mark.usefixtures("pools")
 def test_the_prepare_stage_claims_nothing(tmp_path: Path) -> None:
     """Replicas may have claimed all; the size of a task does not grow with the job's files."""
     data = Dataset()
@@ -247,6 +262,36 @@ def test_a_row_without_a_prompt_is_an_error_row(tmp_path: Path) -> None:
     )
     assert "surrogate" in error(plain, {"text": "half \ud800"})[1]
     assert "no such role" in error(chat, {"text": "refuse"})[1]
+
+
+def test_messages_and_tools_reach_the_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template without tools ends the job before the first row."""
+    prompt = {"column": None, "messages": "chat", "tools": "uses"}
+    tools: list[Any] = []
+
+    class ToolTokenizer(Tokenizer):
+        template = "{{ tools }}"
+
+        def get_chat_template(self, tools: list[Any]) -> str:
+            return self.template
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+            tools.append(options.get("tools"))
+            return super().apply_chat_template(messages)
+
+    monkeypatch.setattr(engine, "load_tokenizer", lambda spec: ToolTokenizer())
+    stage = engine.Prepare(job(tmp_path, prompt=prompt))
+    chat = [{"role": "user", "content": "hi"}]
+    rows = [row({"chat": chat, "uses": [{"name": "a"}]}), row({"chat": chat})]
+    results = stage(source.to_block(rows)).to_pylist()
+    assert [result["_error"] for result in results] == ["", ""]
+    assert tools == [[{"name": "a"}], None]
+    engine.TOOLS.clear()
+    ToolTokenizer.template = "{{ messages }}"
+    with pytest.raises(Refused, match="does not support tools"):
+        stage(source.to_block(rows))
 
 
 def test_unencodable_reasons(tmp_path: Path) -> None:

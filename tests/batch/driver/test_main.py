@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from launcher.batch.driver import __main__ as driver
@@ -102,6 +105,25 @@ def test_every_row_ends_as_an_answer_or_an_error(
     assert json.loads((work / "summary.json").read_text())["state"] == "done"
 
 
+def test_bytes_of_rows_weigh_the_remaining_work(work: Path, run: Callable[[Pipeline], int]) -> None:
+    """Those of pending rows only; finished and failed rows reduce them."""
+    trackers: list[Any] = []
+    begun: list[float] = []
+
+    def pipeline(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        trackers.append(progress)
+        begun.append(progress.forecast.bytes_left)
+        yield [answered(0), failed(1)] if len(begun) == 1 else []
+        raise RuntimeError("no")
+
+    assert (run(pipeline), run(pipeline)) == (1, 1)
+    size = (work.parent / "in.jsonl").stat().st_size
+    assert begun == pytest.approx([size, size * 0.8])
+    assert trackers[0].forecast.bytes_left == pytest.approx(size * 0.8)
+
+
 def test_a_finished_job_starts_no_pipeline(work: Path, run: Callable[[Pipeline], int]) -> None:
     """Not even its module is loaded."""
 
@@ -137,6 +159,52 @@ def test_answers_before_a_failure_stay_and_are_not_repeated(
     assert run(breaks) == 0
     assert prompts[1] == [3, 4, 5, 6, 7, 8, 9]
     assert written(work) == list(range(10))
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_killed_driver_continues_in_an_archive(work: Path, tmp_path: Path, ending: str) -> None:
+    """The ledger numbers the rows of compressed files like those of plain ones."""
+    source = tmp_path / f"in.jsonl.{ending}"
+    data = (tmp_path / "in.jsonl").read_bytes()
+    source.write_bytes(
+        gzip.compress(data) if ending == "gz" else pa.compress(data, codec="zstd", asbytes=True)
+    )
+    spec = json.loads((work / "job.json").read_text())
+    spec["read"]["sources"] = [str(source)]
+    (work / "job.json").write_text(json.dumps(spec))
+    program = """
+import os, pickle, sys, types
+from launcher.batch.driver import __main__ as driver, rows
+from tests.batch.driver.jobs import answered
+
+def pipeline(job, manifest, pending, progress):
+    for split in manifest.splits:
+        for row in rows.read_split(job, manifest, split, pending[split.index]):
+            number = row["_row"]
+            yield [answered(number, answer=pickle.loads(row["_data"])["text"])]
+            if number == 5 and sys.argv[2] == "die":
+                os._exit(9)
+
+driver.MODES["engine"] = types.SimpleNamespace(run=pipeline)
+os._exit(driver.main(sys.argv[1]))
+"""
+    ends = [
+        subprocess.run([sys.executable, "-c", program, str(work), end], check=False).returncode
+        for end in ("die", "live")
+    ]
+
+    assert ends == [9, 0]
+    lines = [
+        json.loads(line)
+        for path in sorted((tmp_path / "out").glob("rows/part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    answers = sorted((line["row"], line["answer"]) for line in lines)
+    assert answers == [(row, f"row {row}") for row in range(10)]
+    assert [run["ended"] for run in json.loads((work / "summary.json").read_text())["runs"]] == [
+        "lost",
+        "done",
+    ]
 
 
 def test_missing_rows_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -> None:

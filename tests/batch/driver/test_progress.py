@@ -85,6 +85,27 @@ def test_rates_are_those_of_the_last_half_minute(
     assert len(tracker.window) < 40
 
 
+def test_gpu_hours_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of replicas that load, too; a killed run's until its last report."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    spec = job(tmp_path, "x", engine={"tp": 2})
+    for run in range(2):
+        tracker = Tracker(spec)
+        tracker.replicas(0, 3, 3)
+        now[0] += 1800
+        tracker.replicas(3, 3)
+        now[0] += 600
+        tracker.replicas(1, 3, 1)
+        now[0] += 900
+        tracker.set("failed" if run else "running")
+        now[0] += 7200  # after its end, or killed
+
+    tracker.write()
+    assert tracker.gpu_hours == pytest.approx(2 * (3 + 1 + 1))
+    assert read(tmp_path)["gpu_hours"] == pytest.approx(10)
+
+
 def test_texts_are_sanitized_and_short(tmp_path: Path) -> None:
     """A log or a row may contain anything, and terminals show it."""
     tracker = Tracker(job(tmp_path, "x"))

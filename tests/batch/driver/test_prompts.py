@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,93 @@ def test_the_models_chat_template_receives_the_jobs_arguments(tmp_path: Path) ->
         PromptError, match="the model's chat template rejects it: ValueError: System role"
     ):
         result.chat(Tokenizer(), [{"role": "system", "content": "hi"}])
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+class ToolTokenizer:
+    """A tokenizer whose template shows the names of tools, or ignores them."""
+
+    def __init__(self, template: str = "{% for tool in tools %}") -> None:
+        self.template = template
+
+    def get_chat_template(self, tools: list[Any]) -> str:
+        assert tools == []
+        return self.template
+
+    def apply_chat_template(
+        self, messages: Any, tools: list[Any] | None = None, **options: Any
+    ) -> str:
+        names = [tool["function"]["name"] for tool in tools or ()]
+        return f"{names} {[message['content'] for message in messages]}"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_column_of_messages_with_tools(tmp_path: Path, as_text: bool) -> None:
+    """As lists, or as JSON text in a CSV; the nulls of Parquet are left out."""
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "hot?", "name": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}],
+        },
+        {"role": "tool", "content": [{"type": "text", "text": "30"}]},
+    ]
+    row: dict[str, Any] = {"chat": chat, "uses": [WEATHER]}
+    if as_text:
+        row = {name: json.dumps(value) for name, value in row.items()}
+    make = prompter(tmp_path, messages="chat", tools="uses")
+    messages = make(row)
+
+    assert messages == [
+        {"role": "user", "content": "hot?"} | ({"name": None} if as_text else {}),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Bonn"}}}],
+        },
+        {"role": "tool", "content": [{"type": "text", "text": "30"}]},
+    ]
+    assert isinstance(messages, list)
+    assert make.chat(ToolTokenizer(), messages, make.tools(row)).startswith("['weather'] ['hot?'")
+    for empty in ({}, {"uses": None}, {"uses": []}, {"uses": ""}):
+        assert make.tools(empty) is None
+
+
+@pytest.mark.parametrize(
+    ("chat", "reason"),
+    [
+        (None, "column `chat` should hold a list of objects, not null"),
+        ("[", "column `chat` is not JSON"),
+        ([], "column `chat` should hold a list of objects, not a list"),
+        (["hi"], "column `chat` should hold a list of objects, not a list"),
+        ([{"content": "hi"}], "message 1 has no role"),
+        ([{"role": "user", "content": 5}], r"message 1 has content that is not text \(text\)"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            r"message 1 has content that is not text \(image_url\); images and audio go into",
+        ),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "Expecting"),
+    ],
+)
+def test_messages_that_no_template_takes(tmp_path: Path, chat: Any, reason: str) -> None:
+    """They are that row's error."""
+    with pytest.raises((PromptError, ValueError), match=reason):
+        prompter(tmp_path, messages="chat")({"chat": chat})
+
+
+def test_a_template_without_tools_is_refused(tmp_path: Path) -> None:
+    """Before a row: it would ignore them."""
+    make = prompter(tmp_path, messages="chat", tools="uses")
+    make.check_template(ToolTokenizer())
+    make.check_template(object())
+    with pytest.raises(Refused, match="template does not support tools") as raised:
+        make.check_template(ToolTokenizer("{{ messages }} {{ my_tools_x }}"))
+    assert "column uses" in raised.value.evidence
+    prompter(tmp_path, messages="chat").check_template(ToolTokenizer(""))
+    own = prompter(
+        tmp_path, messages="chat", tools="uses", chat_args={"chat_template": "{{ tools }}"}
+    )
+    own.check_template(ToolTokenizer(""))

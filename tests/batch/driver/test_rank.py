@@ -90,7 +90,13 @@ class Prompter:
     def __call__(self, columns: dict[str, str]) -> str | list[dict[str, str]]:
         return [{"role": "user", "content": columns["t"]}] if self.is_chat else columns["t"]
 
-    def chat(self, tokenizer: object, messages: list[dict[str, str]]) -> str:
+    def tools(self, columns: dict[str, str]) -> None:
+        return None
+
+    def check_template(self, tokenizer: object) -> None:
+        return None
+
+    def chat(self, tokenizer: object, messages: list[dict[str, str]], tools: None) -> str:
         return f"<{messages[0]['content']}>"
 
 

@@ -122,7 +122,7 @@ class Progress:
     def set(self, state: str, text: str) -> None:
         self.states.append((state, text))
 
-    def replicas(self, ready: int, target: int) -> None:
+    def replicas(self, ready: int, target: int, loading: int = 0) -> None:
         self.states.append((ready, target))
 
     def warn(self, text: str) -> None:
@@ -184,6 +184,7 @@ def test_ranks_start_on_their_nodes_with_their_settings(ray: Ray, progress: Prog
     assert progress.states == [
         (0, 2),
         ("waiting", "two of them: waiting for 4 free accelerators for each"),
+        (0, 2),
         ("loading", "two of them"),
         (2, 2),
         ("running", "two of them"),

@@ -23,7 +23,7 @@ OTHERS = [
     if path != ADAPTER
 ]
 # vLLM's documented imports.
-VLLM = ("vllm", "vllm.sampling_params")
+VLLM = ("vllm", "vllm.lora.request", "vllm.sampling_params")
 OWN = ("self", "os")  # their private names are ours, or documented: `os._exit`
 
 

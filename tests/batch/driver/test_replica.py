@@ -45,7 +45,13 @@ class Engine:
         self.prompts: list[str] = []
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
-    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
+    def add_lora(self, adapter: Any) -> None:
+        self.adapter = adapter
+
+    def add_request(
+        self, request_id: str, prompt: dict[str, Any], params: Any, lora_request: Any = None
+    ) -> None:
+        assert lora_request is getattr(self, "adapter", None)
         assert (params.output_kind, params.skip_clone) == ("final", True)
         tokens = prompt["prompt_token_ids"]
         text = "".join(map(chr, tokens))
@@ -100,6 +106,23 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "vllm", vllm_module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
     return vllm_module
+
+
+def test_an_adapter_is_loaded_before_the_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And applied to every row."""
+    module = ModuleType("vllm.lora.request")
+    module.LoRARequest = lambda *values: values  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", module)
+    lora = {"sql": "/l/sql"}
+    actor = replica.Replica({"model": "tiny"}, "generate", {}, lora=lora)
+
+    assert actor.llm.llm_engine.adapter == ("sql", 1, "/l/sql")
+    rows = prepared(job(tmp_path), {"text": "abc"})
+    (answer,) = actor(source.to_block(rows, engine.PREPARED)).to_pylist()
+    assert answer["answer"] == "cba"
 
 
 def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ lab.
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from launcher.batch.driver import source
@@ -114,3 +117,22 @@ def test_a_deeply_nested_row_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> N
     data = pickle.dumps({"text": [[]]})
     monkeypatch.setattr(json, "dumps", deep)
     assert source.input_excerpt(data) == "(nested too deep to be shown)"
+
+
+def test_bytes_of_pending_rows(tmp_path: Path) -> None:
+    """Of plain files and Parquet row groups by their sizes, of archives by their mean."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(b'{"text": "x"}\n' * 20)
+    (tmp_path / "in" / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 10))
+    manifest = surveyed(job(tmp_path, tmp_path / "in"))
+    pending = {0: bitmap(0, 3, first=0), 1: bitmap(20, first=20)}
+
+    assert source.count_bytes(manifest, pending) == 2 * 14 + manifest.files[1].bytes / 10
+
+    texts = ["x" * 10] * 5 + [f"{number}" * 1000 for number in range(5)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=5, compression="none")
+    (tmp_path / "work" / "manifest.json").unlink()
+    manifest = surveyed(job(tmp_path, path, read={"format": "parquet"}))
+    first, second = map(manifest.split_row_bytes, manifest.splits)
+    assert second > 20 * first

@@ -23,6 +23,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         "e%20f.jsonl",
         ".hidden",
         "_temporary/x.jsonl",
+        "sub/README.md",
+        "sub/deep/dataset_info.json",
     ):
         (tmp_path / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "bucket" / name).write_text("x")
@@ -37,7 +39,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         ("a.jsonl", ["a.jsonl"]),
         ("*.jsonl", ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl"]),
         ("sub", ["sub/c.jsonl", "sub/deep/d.jsonl"]),
-        ("sub/*", ["sub/c.jsonl"]),
+        ("sub/*.jsonl", ["sub/c.jsonl"]),
+        ("sub/*.md", ["sub/README.md"]),
         (
             "**/*.jsonl",
             ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"],

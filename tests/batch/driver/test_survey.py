@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -256,6 +257,24 @@ def test_a_file_of_another_format_is_rejected(
         surveyed(job(tmp_path, tmp_path / name, read={"format": form}))
     assert raised.value.hint
     assert not (tmp_path / "work" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("ending", "command"), [("gz", "gzip -t"), ("zst", "zstd -t")])
+def test_a_cut_archive_names_the_last_line(tmp_path: Path, ending: str, command: str) -> None:
+    """The file, what could be read of it, and a command that tests it."""
+    data = b"".join(b'{"n": "%s"}\n' % os.urandom(20).hex().encode() for _ in range(9000))
+    packed = (
+        gzip.compress(data) if ending == "gz" else pa.compress(data, codec="zstd", asbytes=True)
+    )
+    path = tmp_path / f"a.jsonl.{ending}"
+    path.write_bytes(packed[: len(packed) // 2])
+
+    with pytest.raises(Refused, match=re.escape(f"{path} cannot be read")) as raised:
+        surveyed(job(tmp_path, path))
+    readable = re.match(r"readable up to line ([\d,]+); then", raised.value.evidence)
+    assert readable
+    assert 2500 < int(readable[1].replace(",", "")) <= 4500
+    assert f"`{command} {path}`" in raised.value.hint
 
 
 def test_a_missing_source_is_rejected(tmp_path: Path) -> None:

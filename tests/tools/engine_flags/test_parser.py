@@ -23,6 +23,7 @@ VLLM = {
             max_model_len: int = 8
             gpu_memory_utilization: float = 0.9
             mode: str = ""
+            enable_lora: bool = False
 
             def __post_init__(self):
                 if self.mode == "bad":
@@ -49,6 +50,22 @@ VLLM = {
             gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
             max_model_len: int = Field(default=8, ge=1)
     """,
+    "model_executor/__init__": "",
+    "model_executor/models/__init__": """
+        class Entry:
+            def __init__(self, name):
+                self.name = name
+
+            def load_model_cls(self):
+                return self.name
+
+        class ModelRegistry:
+            models = {name: Entry(name) for name in ("Good", "Bad")}
+    """,
+    "model_executor/models/interfaces": """
+        def supports_lora(model):
+            return model == "Good"
+    """,
     "entrypoints/__init__": "",
     "entrypoints/cli/__init__": "",
     "entrypoints/cli/server": """
@@ -63,6 +80,10 @@ VLLM = {
         import vllm
         from vllm.entrypoints.cli.server import setup_server
 
+        class Module:
+            def __init__(self, text):
+                self.name, self.path = text.split("=")
+
         class Command:
             def subparser_init(self, subparsers):
                 parser = subparsers.add_parser("serve")
@@ -75,6 +96,8 @@ VLLM = {
                 parser.add_argument("--log-outputs", action="store_true")
                 parser.add_argument("--tool-call-parser")
                 parser.add_argument("--tool-parser-plugin")
+                parser.add_argument("--enable-lora", action="store_true")
+                parser.add_argument("--lora-modules", nargs="+", type=Module)
                 return parser
 
             def validate(self, args):
@@ -172,6 +195,32 @@ def test_the_arguments_of_an_engine_are_checked(image: Path) -> None:
     assert unknown == "EngineArgs has no argument `max_modl_len`"
     assert "argument --max-model-len: Input should be a valid integer" in length
     assert report["similar"] == {"max_modl_len": "max_model_len"}
+
+
+@pytest.mark.parametrize("kind", ["serve", "engine"])
+def test_adapters_are_checked_with_the_model(image: Path, tmp_path: Path, kind: str) -> None:
+    """Their files, and whether the model's class takes any; all mistakes at once."""
+
+    def check(model: str, *adapters: str) -> list[str]:
+        words = [model, "--enable-lora", "--lora-modules", *adapters]
+        if kind == "engine":
+            arguments = {"model": model, "enable_lora": True, "lora_modules": adapters}
+            words = [json.dumps(arguments)]
+        report = run(image, kind, *words)
+        assert report["error"] == ""
+        return list(report["mistakes"])
+
+    for name in ("Good", "Bad", "New"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": [name]}))
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "sql" / "adapter_config.json").write_text("{}")
+
+    assert check(f"{tmp_path}/Good", f"sql={tmp_path}/sql") == []
+    assert check(f"{tmp_path}/New", f"sql={tmp_path}/sql") == []
+    missing, unsupported = check(f"{tmp_path}/Bad", f"sql={tmp_path}/sql", f"b={tmp_path}/none")
+    assert missing.startswith(f"LoRA adapter `b`: {tmp_path}/none has no readable adapter_config")
+    assert unsupported == f"Bad, the class of {tmp_path}/Bad, does not support LoRA"
 
 
 def test_a_vllm_with_other_internals_is_no_mistake_of_the_user(image: Path, tmp_path: Path) -> None:
