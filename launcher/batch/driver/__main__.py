@@ -19,6 +19,7 @@ from typing import Any
 from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
 from . import job as jobs
 from .progress import Tracker
+from .results import Part
 
 MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: a check for a living driver holds it for an instant
@@ -180,9 +181,8 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
     """Move rows from the pipeline to the sink until none remain."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened
-    for rows in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
-        if rows:
-            run.sink.add(rows)
+    for parts in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
+        run.sink.add(parts)
         run.sink.tick()
         # Ray installs a handler of its own when it connects
         signal.signal(signal.SIGTERM, handle_sigterm)
@@ -193,7 +193,7 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
             raise StopRequested
 
 
-def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+def pump_results(results: Iterator[list[Part]]) -> Iterator[list[Part]]:
     """Yield a pipeline's results, and an empty list after each second without one.
 
     The pipeline runs in a thread, so that the clock, the monitor and SIGTERM are served while it
@@ -203,8 +203,8 @@ def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[
 
     def pump() -> None:
         try:
-            for rows in results:
-                results_queue.put(("rows", rows))
+            for parts in results:
+                results_queue.put(("rows", parts))
             results_queue.put(("end", None))
         except BaseException as problem:  # raised again by the consumer
             results_queue.put(("problem", problem))

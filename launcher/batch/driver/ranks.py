@@ -24,6 +24,7 @@ from .progress import Tracker
 from .prompts import Prompter
 from .rank import RankSettings, RowAnswer
 from .rank_pool import RankPool, RankSlot
+from .results import Converter, Part, Row
 from .source import count_rows, input_excerpt
 
 # byte limit of a rank's slice, which this process holds and sends
@@ -33,8 +34,6 @@ QUEUED_SLICES = 2  # slices queued on a rank of a dense model, so that it never 
 MAX_AHEAD = 4
 # the keys that vLLM checks
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-
-Row = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Slice:
 
 def run(
     job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
-) -> Iterator[list[Row]]:
+) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks and in input order.
 
     Raises:
@@ -86,10 +85,9 @@ def run(
             describe_ranks(job, master, moe=moe),
         )
         rows = read_pending(job, manifest, pending)
-        yield from (
-            run_in_step(rows, pool, len(slots), size)
-            if together
-            else run_apart(rows, pool, len(slots), size)
+        run_slices = run_in_step if together else run_apart
+        yield from map(
+            Converter(job, manifest.types).convert, run_slices(rows, pool, len(slots), size)
         )
 
 

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from ... import upstream
-from . import cluster, failures, lines, order, pooling, postmortem, source
+from . import cluster, failures, lines, order, pooling, postmortem, results
 from .engine_loop import EngineLoop, watch_engine
 from .generation import answer_columns, error_reason, sampling_params
-from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, RowKind
+from .job import RowKind
 from .openai_format.server import ApiServer, response_columns
 from .ray_internals import log_paths
+from .results import Converter
 
 # vLLM's message for a dead process without an exit code yet
 UNKNOWN_EXIT = upstream.text("vllm.engine-exit-unknown")
@@ -30,28 +31,26 @@ TOKENIZED = ("bad_words", "structured_outputs")
 class Replica:
     """One vLLM engine.
 
-    `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests; `job` is the batch job's
-    name. An exception in its constructor ends the job.
+    `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests. An exception in its
+    constructor ends the job.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        kind: RowKind,
-        sampling: Mapping[str, Any],
+        converter: Converter,
         gate: Any = None,
-        order: Order = "prefix",
-        job: str = "",
     ) -> None:
         self.cleanup = ExitStack()
-        cluster.label_log(job)
-        self.kind, self.order = kind, order
+        job = converter.job
+        cluster.label_log(job.name)
+        self.kind, self.order, self.converter = job.row_kind, job.engine.order, converter
         self.engine: EngineLoop | pooling.Scorer | ApiServer
-        if kind == "request":
+        if self.kind == "request":
             with explain_start():
                 self.engine = ApiServer(arguments)
         else:
-            self.engine = self.start_engine(arguments, kind, sampling)
+            self.engine = self.start_engine(arguments, self.kind, job.sampling)
         self.cleanup.callback(self.engine.close)
         cluster.wait_at_gate(gate)
 
@@ -76,15 +75,15 @@ class Replica:
         )
 
     def __call__(self, table: Any) -> Any:
-        """Answer a block; rows that failed before are passed on."""
-        rows = table.to_pylist()
+        """Answer a block."""
+        return results.pack(self.converter.convert(self.answer(table.to_pylist())))
+
+    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answer prepared rows; those that failed before are passed on."""
         columns = COLUMN_BUILDERS[self.kind]
-        results = {**RESULT_COLUMNS[self.kind], CACHED_TOKENS: "integer"}
         good = [row for row in rows if not row["_error"]]
         outputs = iter(order.ask_in_order(self.ask_engine, good, self.order, order.prompt_key))
-        done = [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
-        nothing = {name: EMPTY_VALUES[type_] for name, type_ in results.items()}
-        return source.to_block([{**nothing, **row} for row in done], tuple(results))
+        return [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
 
     def ask_engine(self, rows: list[dict[str, Any]]) -> list[Any]:
         """Answer prepared rows; return an output or an exception for each."""
@@ -93,10 +92,6 @@ class Replica:
     def __del__(self) -> None:
         """Shut down the engine's processes with the actor, as Ray Data ends it."""
         self.cleanup.close()
-
-
-# empty values of result columns, by type
-EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
 
 
 def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:

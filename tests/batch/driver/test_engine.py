@@ -16,6 +16,7 @@ import pytest
 from launcher.batch.driver import engine, order, source
 from launcher.batch.driver.prompts import Prompter
 from launcher.batch.driver.ray_internals import HEAD_RESOURCES
+from launcher.batch.driver.results import Converter
 from tests.batch.driver.jobs import job
 
 CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
@@ -139,7 +140,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
     """A replica gets at most half, and runs no more at once, in threads."""
     data = Dataset()
     spec = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
-    engine.add_inference_stage(data, spec, 50, 200)
+    engine.add_inference_stage(data, Converter(spec, {}), 50, 200)
     ((stage, options),) = data.stages
 
     assert stage.__name__ == engine.ACTOR
@@ -151,8 +152,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
         "enable_true_multi_threading": True,
     }
     assert options["fn_constructor_kwargs"]["gate"] == "gate of 2"
-    assert options["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
-    assert options["fn_constructor_kwargs"]["order"] == "prefix"
+    assert options["fn_constructor_kwargs"]["converter"].job.sampling == {"temperature": 0}
 
 
 @pytest.mark.usefixtures("pools")

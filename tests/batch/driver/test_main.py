@@ -21,6 +21,7 @@ import pytest
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import budget
 from launcher.batch.driver.job import Failed
+from launcher.batch.driver.results import Converter, Part
 from tests.batch.driver.jobs import answered, failed, pending_rows
 
 Pipeline = Callable[..., Iterator[list[dict[str, Any]]]]
@@ -58,7 +59,10 @@ def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipel
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
-        monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=pipeline))
+        def converted(job: Any, manifest: Any, *rest: Any) -> Iterator[list[Part]]:
+            return map(Converter(job, manifest.types).convert, pipeline(job, manifest, *rest))
+
+        monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=converted))
         return driver.main(str(work))
 
     yield started

@@ -423,10 +423,11 @@ def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ranks, "RankPool", Started)
     monkeypatch.setattr(reading, "read_split", read_split)
     monkeypatch.setattr(cluster, "connect", lambda logs: None)
+    monkeypatch.setattr(ranks.Converter, "convert", lambda self, results: results)
     warned: list[str] = []
     progress = SimpleNamespace(warn=warned.append)
     manifest = SimpleNamespace(
-        splits=[SimpleNamespace(index=index, first=10 * index) for index in range(3)]
+        splits=[SimpleNamespace(index=index, first=10 * index) for index in range(3)], types={}
     )
     first, third = [0, 1, 2, 3, 8, 9], range(20, 41)
     pending = {0: bitmap(*first, first=0), 2: bitmap(*third, first=20)}
