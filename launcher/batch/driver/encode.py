@@ -61,47 +61,37 @@ class Encoder:
         if self.ending == "parquet" and self.schema is None:
             self.schema = self.learn_schema(tables)
 
-    def encode(self, kind: str, tables: Sequence[Any]) -> Encoded:
+    def encode(self, kind: str, tables: list[Any]) -> Encoded:
         """Encode rows in order of their numbers."""
-        import pyarrow
         import pyarrow.parquet
 
         if kind == "errors" or self.ending == "jsonl":
             table = sort_rows([table.select(["row", LINE]) for table in tables])
-            return Encoded(data=joined_lines(table[LINE]), numbers=row_numbers(table), misfits=[])
-        fitted, misfits = [], []
-        for table in tables:
-            part, rejected = self.fit(table)
-            fitted += [] if part is None else [part]
-            misfits += rejected
+            return Encoded(data=join_lines(table[LINE]), numbers=row_numbers(table), misfits=[])
+        fitting, others = convert_fitting(self.cast, tables)
+        rows = [table.slice(index, 1) for table, _ in others for index in range(table.num_rows)]
+        fitting_rows, misfits = convert_fitting(self.cast, rows)
+        errors = [misfit_row(unpack_row(row), reason) for row, reason in misfits]
+        fitted = [table for table in (fitting, fitting_rows) if table is not None]
         if not fitted:
-            return Encoded(data=b"", numbers=[], misfits=misfits)
-        table = sort_rows(fitted)
-        sink = pyarrow.BufferOutputStream()
+            return Encoded(data=b"", numbers=[], misfits=errors)
+        table, sink = sort_rows(fitted), pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(table, sink, compression="zstd")
         data = sink.getvalue().to_pybytes()
-        return Encoded(data=data, numbers=row_numbers(table), misfits=misfits)
+        return Encoded(data=data, numbers=row_numbers(table), misfits=errors)
 
-    def fit(self, table: Any) -> tuple[Any, list[Row]]:
-        """Return a table's rows as the schema has them (None if there are none), and error rows of
-        the others.
-        """
-        try:
-            return self.cast([table]), []
-        except Exception:  # some row does not fit: convert the rows one by one
-            slices = [table.slice(index, 1) for index in range(table.num_rows)]
-        part, misfits = convert_fitting(self.cast, slices)
-        return part, [misfit_row(unpack_row(row), reason) for row, reason in misfits]
-
-    def cast(self, tables: list[Any]) -> Any:
-        """Return tables of the same columns as one with the schema; raises ValueError for a value
-        that does not fit.
-        """
+    def cast(self, tables: Sequence[Any]) -> Any:
+        """Return tables as one with the schema; raises ValueError for a value that does not fit."""
         import pyarrow
 
+        if any(table.schema != tables[0].schema for table in tables):
+            return pyarrow.concat_tables([self.cast([table]) for table in tables])
         table = pyarrow.concat_tables(tables)
-        if self.job.mode == "predict":
-            refuse_new_columns(table.column_names, self.schema.names)
+        names = set(self.schema.names)
+        if self.job.mode == "predict" and (
+            extra := set(filter(is_result, table.column_names)) - names
+        ):
+            raise ValueError(f"column {min(extra)} is new: the first file has no such column")
         arrays = [cast_column(field, table) for field in self.schema]
         schema = pyarrow.schema([field.remove_metadata() for field in self.schema])
         return pyarrow.Table.from_arrays(arrays, schema=schema)
@@ -169,7 +159,7 @@ def row_numbers(table: Any) -> list[int]:
     return numbers
 
 
-def joined_lines(lines: Any) -> bytes:
+def join_lines(lines: Any) -> bytes:
     """Return a column of lines as bytes: they follow each other in memory."""
     parts = []
     for chunk in lines.chunks:
@@ -181,12 +171,6 @@ def joined_lines(lines: Any) -> bytes:
 
 def is_result(name: str) -> bool:
     return name not in INTERNAL_COLUMNS and not name.startswith(KEPT)
-
-
-def refuse_new_columns(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ValueError if a table has an own column that is not `known`."""
-    if extra := set(filter(is_result, names)) - set(known):
-        raise ValueError(f"column {min(extra)} is new: the first file has no such column")
 
 
 def vector_field(name: str, table: Any) -> Any:

@@ -26,6 +26,7 @@ TOKEN_COLUMNS = ("prompt_tokens", "output_tokens", CACHED_TOKENS)
 LINE = "_line"  # column with the rows' lines of JSON
 KEPT = "_keep."  # prefix of input columns
 WARNINGS = b"vlaunch.warnings"  # metadata key of a table: texts for the progress, as JSON
+SKIPPED = "column {} is not kept: the first rows lack it; name it under `keep`"
 KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 PICKLED = {KIND: b"pickled"}  # of a column whose values have no Arrow type of their own
 FLOATS, FLOAT = "f", 4  # vectors are float32
@@ -98,8 +99,7 @@ class Converter:
                     KEPT + name, to_array(name, values, columns.arrow_type(type_))
                 )
             written = {*self.types, *self.job.results, *rows[0]}
-            skipped = set().union(*keeps) - written
-            table = with_warnings(table, map(skipped_warning, sorted(skipped)))
+            table = with_warnings(table, map(SKIPPED.format, set().union(*keeps) - written))
         if self.job.mode != "predict":
             for name, type_ in self.job.results.items():
                 kind = pyarrow.binary() if type_ == "vector" else columns.arrow_type(type_)
@@ -129,7 +129,7 @@ def convert_fitting(
 ) -> tuple[Converted | None, list[tuple[Item, str]]]:
     """Convert the items that can be converted; return also the others with reasons."""
     try:
-        return convert(items), []
+        return (convert(items) if items else None), []
     except Exception:  # one invalid row fails the batch: find it
         fitting, misfits = [], []
     for item in items:
@@ -174,16 +174,12 @@ def count_rows(parts: Iterable[Part]) -> int:
 
 def with_warnings(table: Any, warnings: Iterable[str]) -> Any:
     """Return a table with further warnings."""
-    texts = [*table_warnings(table), *warnings]
+    texts = sorted({*table_warnings(table), *warnings})
     return table.replace_schema_metadata({WARNINGS: json.dumps(texts)}) if texts else table
 
 
 def table_warnings(table: Any) -> list[str]:
     return list(json.loads((table.schema.metadata or {}).get(WARNINGS, b"[]")))
-
-
-def skipped_warning(name: str) -> str:
-    return f"column {name} is not kept: the first rows lack it; name it under `keep`"
 
 
 def to_array(name: str, values: list[Any], type_: Any) -> Any:

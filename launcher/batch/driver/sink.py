@@ -24,7 +24,7 @@ from .storage import brief_error, mask_secrets
 # approximate bytes of rows that commit a file, regardless of `rows_per_file`
 LARGEST = 64 << 20
 ENCODERS = 2  # threads that encode files
-IN_FLIGHT = 4  # files that are encoded or committed at once: the pipeline waits
+IN_FLIGHT = 3  # files that are encoded or committed at once; then the pipeline waits
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -151,7 +151,8 @@ class Sink:
         new_numbers = self.ledger.add(kind, numbers)
         if len(numbers) == len(new_numbers):
             return table
-        return table.take(np.array([numbers.index(number) for number in new_numbers], np.int64))
+        places = {number: place for place, number in reversed(list(enumerate(numbers)))}
+        return table.take(np.array([places[number] for number in new_numbers], np.int64))
 
     def write(self, kind: str, count: int) -> None:
         """Give the first `count` rows of a buffer to the threads, as one file.
@@ -229,7 +230,7 @@ def count_tokens(answers: Any) -> tuple[int, ...]:
     """
     if CACHED_TOKENS not in answers.column_names:
         return ()
-    return tuple(int(np.nansum(answers[name].to_numpy())) for name in TOKEN_COLUMNS)
+    return tuple(int(answers[name].to_numpy().sum()) for name in TOKEN_COLUMNS)
 
 
 def explain_error(error: OSError, folder: str) -> Failed:
