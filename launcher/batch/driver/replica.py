@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from ... import upstream
-from . import cluster, failures, lines, order, pooling, postmortem, results
+from . import cluster, failures, order, pooling, postmortem, results
 from .engine_loop import EngineLoop, watch_engine
-from .generation import answer_columns, error_reason, sampling_params
+from .generation import answer_columns, sampling_params, with_output
 from .job import RowKind
 from .openai_format.server import ApiServer, response_columns
 from .ray_internals import log_paths
@@ -23,7 +23,6 @@ from .results import Converter
 UNKNOWN_EXIT = upstream.text("vllm.engine-exit-unknown")
 NOT_STARTED = "vlaunch: the engine did not start"  # marks the end of the output in the log
 LOG_LINES = 10_000  # lines of a log; at most its last 64 KiB are read
-CARRIED = ("_row", "_keep")
 # sampling parameters that vLLM tokenizes, or compiles to a grammar, per request
 TOKENIZED = ("bad_words", "structured_outputs")
 
@@ -111,24 +110,6 @@ def render_prompt(llm: Any, prompt: Any) -> Any:
     Encoder-decoder engines split a prompt into two themselves.
     """
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
-
-
-def with_output(
-    row: Mapping[str, Any], output: Any, columns: Callable[[Any], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a row with its output columns or error, without columns that only error rows need."""
-    carried = {name: row[name] for name in CARRIED}
-    try:
-        if isinstance(output, Exception):
-            raise output
-        return {**carried, "_error": "", "_stage": "", "_raw": "", **columns(output)}
-    except Exception as problem:
-        failure = {
-            "_error": lines.excerpt(error_reason(problem)),
-            "_stage": "inference",
-            "_raw": row["_raw"],
-        }
-        return {**carried, **failure}
 
 
 COLUMN_BUILDERS: Mapping[RowKind, Callable[[Any], dict[str, Any]]] = {
