@@ -19,7 +19,6 @@ from .results import (
     FLOAT,
     INTERNAL_COLUMNS,
     KEPT,
-    KIND,
     LINE,
     Row,
     convert_fitting,
@@ -28,6 +27,8 @@ from .results import (
     to_array,
 )
 from .storage import Location
+
+KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +188,10 @@ def infer_field(name: str, tables: Sequence[Any]) -> Any:
     """
     import pyarrow
 
-    fields = [table.field(name) for table in tables if name in table.column_names]
-    types = {field.type for field in fields} - {pyarrow.null()}
+    types = {table[name].type for table in tables if name in table.column_names}
+    types -= {pyarrow.null()}
     type_ = types.pop() if len(types) == 1 else pyarrow.null()
-    if types or any(field.metadata for field in fields):
+    if types or type_ == pyarrow.large_binary():
         type_ = infer_type([value for table in tables for value in python_values(name, table)])
     if type_ is None or pyarrow.types.is_null(type_):
         kind = b"json" if type_ is None else b"any"
@@ -200,10 +201,12 @@ def infer_field(name: str, tables: Sequence[Any]) -> Any:
 
 def python_values(name: str, table: Any) -> list[Any]:
     """Return a class's column as it was returned."""
+    import pyarrow
+
     if name not in table.column_names:
         return [None] * table.num_rows
     values: list[Any] = table[name].to_pylist()
-    if table.field(name).metadata:
+    if table[name].type == pyarrow.large_binary():
         return [pickle.loads(value) for value in values]  # noqa: S301 - by our own replica
     return values
 
@@ -224,7 +227,7 @@ def cast_column(field: Any, table: Any) -> Any:
     if pyarrow.types.is_null(column.type):
         return column.cast(field.type)
     change = CONVERTERS.get(kind)
-    if change is None and column.type == field.type and not table.field(name).metadata:
+    if change is None and column.type == field.type:
         return column
     values = python_values(name, table)
     if change is not None:

@@ -9,7 +9,7 @@ from . import lines
 from .engine_loop import NoAnswer, prompt_counts
 from .job import Failed
 from .results import Row
-from .source import input_excerpt
+from .source import raw_input
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -71,11 +71,10 @@ def with_output(
     try:
         if isinstance(output, Exception):
             raise output
-        return {**carried, "_error": "", "_stage": "", "_raw": "", **columns(output)}
+        return {**columns(output), **carried, "_error": "", "_stage": "", "_raw": ""}
     except Exception as problem:
-        raw = row["_raw"] or (input_excerpt(row["_data"]) if "_data" in row else "")
         reason = lines.excerpt(error_reason(problem))
-        return {**carried, "_error": reason, "_stage": stage, "_raw": raw}
+        return {**carried, "_error": reason, "_stage": stage, "_raw": raw_input(row)}
 
 
 def error_reason(problem: BaseException) -> str:

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import batches, budget, cluster, results, source
+from . import batches, budget, cluster, pooling, results, source
 from . import job as jobs
+from .generation import with_output
 from .manifest import Manifest
 from .progress import Tracker
 from .results import Converter, Part
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
 IN_FLIGHT = 4  # batches in flight per replica: the next ones are fetched while it works
-CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
 
 def run(
@@ -157,30 +157,17 @@ def answer_rows(
     return answered
 
 
-def with_answer(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
-    """Return a row with its answer, without the columns that only error rows need."""
-    passed_on = {name: row[name] for name in CARRIED}
-    if isinstance(answer, dict):
-        return {**answer, **passed_on, "_raw": ""}
-    return {
-        **passed_on,
-        "_error": answer,
-        "_stage": row["_stage"] or "inference",
-        "_raw": raw_input(row),
-    }
+def with_answer(row: dict[str, Any], answer: batches.Answer) -> dict[str, Any]:
+    """Return a row with its answer; one that failed before is passed on."""
+    return row if row["_error"] else with_output(row, answer, pooling.require_columns)
 
 
 def with_columns(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
     """Return a row with the function's result in place of its columns."""
-    row = {**row, "_raw": raw_input(row)}  # of the input: its columns are replaced below
+    row = {**row, "_raw": source.raw_input(row)}  # of the input: its columns are replaced below
     if isinstance(answer, dict):
         return {**row, "_data": pickle.dumps(answer)}
     return {**row, "_error": answer, "_stage": row["_stage"] or "preprocess", "_data": b""}
-
-
-def raw_input(row: Mapping[str, Any]) -> str:
-    """Return a row's input as shown in an error row."""
-    return row["_raw"] or (source.input_excerpt(row["_data"]) if row["_data"] else "")
 
 
 def pack_code(work: str) -> dict[str, bytes]:

@@ -316,7 +316,7 @@ def settle(part: Slice, answers: list[Part], rank: int) -> None:
         Failed: they are not for its rows, each once and in order.
     """
     numbers = [row["_row"] for row in part.pending]
-    if list(merge(*(table["row"].to_pylist() for _, table in answers))) != numbers:
+    if list(merge(*(part.table["row"].to_pylist() for part in answers))) != numbers:
         raise Failed(
             f"rank {rank} was given {len(numbers)} rows and answered others",
             f"expected: {numbers[:5]}…",

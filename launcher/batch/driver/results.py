@@ -25,10 +25,7 @@ INTERNAL_COLUMNS = frozenset(
 TOKEN_COLUMNS = ("prompt_tokens", "output_tokens", CACHED_TOKENS)
 LINE = "_line"  # column with the rows' lines of JSON
 KEPT = "_keep."  # prefix of input columns
-WARNINGS = b"vlaunch.warnings"  # metadata key of a table: texts for the progress, as JSON
 SKIPPED = "column {} is not kept: the first rows lack it; name it under `keep`"
-KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
-PICKLED = {KIND: b"pickled"}  # of a column whose values have no Arrow type of their own
 FLOATS, FLOAT = "f", 4  # vectors are float32
 # characters of an error row's reason, which may quote a whole prompt
 MAX_REASON = 2000
@@ -39,6 +36,7 @@ class Part(NamedTuple):
 
     kind: str
     table: Any
+    warnings: Iterable[str] = ()  # for the progress
 
 
 class Converter:
@@ -50,22 +48,24 @@ class Converter:
     def __init__(self, job: Job, types: Mapping[str, str]) -> None:
         self.job, self.types = thin_job(job), dict(types)
         self.vectors = [name for name, type_ in job.results.items() if type_ == "vector"]
+        self.skipped: set[str] = set()  # input columns missing from the first rows
 
     def convert(self, rows: Sequence[Row], warnings: Iterable[str] = ()) -> list[Part]:
         """Return rows as tables; answers that cannot be written become error rows."""
         import pyarrow
 
         failed = [row for row in rows if row["_error"]]
-        parts = []
+        tables = []
         for _, answers in groupby((row for row in rows if not row["_error"]), key=dict.keys):
             table, misfits = convert_fitting(self.to_table, list(answers))
             failed += [misfit_row(row, reason) for row, reason in misfits]
-            parts += [Part("rows", table)] if table is not None else []
+            tables += [] if table is None else [("rows", table)]
         if failed:
-            lines = [error_line(self.job, row) for row in failed]
-            table = pyarrow.table({"row": [row["_row"] for row in failed], LINE: line_array(lines)})
-            parts.append(Part("errors", table))
-        return [Part(kind, with_warnings(table, warnings)) for kind, table in parts]
+            lines = line_array([error_line(self.job, row) for row in failed])
+            errors = pyarrow.table({"row": [row["_row"] for row in failed], LINE: lines})
+            tables.append(("errors", errors))
+        texts = sorted({*warnings, *map(SKIPPED.format, self.skipped)})
+        return [Part(kind, table, texts) for kind, table in tables]
 
     def to_table(self, rows: list[Row]) -> Any:
         """Return answers with the same columns as a table; raises for a value that cannot be
@@ -73,43 +73,39 @@ class Converter:
         """
         import pyarrow
 
-        numbers = pyarrow.array([row["_row"] for row in rows], pyarrow.int64())
-        table = pyarrow.table({"row": numbers})
+        table = {"row": pyarrow.array([row["_row"] for row in rows], pyarrow.int64())}
         if self.job.write.format == "parquet":
-            table = self.add_columns(table, rows)
+            table |= self.kept_columns(rows) | self.result_columns(rows)
         else:
-            lines = line_array([self.answer_line(row) for row in rows])
-            table = table.append_column(LINE, lines)
+            table[LINE] = line_array([self.answer_line(row) for row in rows])
         if self.job.mode != "predict":  # a class's columns may have the same names
             for name in TOKEN_COLUMNS:
-                if name not in table.column_names:
-                    counts = [row.get(name) or 0 for row in rows]
-                    table = table.append_column(name, pyarrow.array(counts, pyarrow.int64()))
-        return table
+                counts = [row.get(name) or 0 for row in rows]
+                table.setdefault(name, pyarrow.array(counts, pyarrow.int64()))
+        return pyarrow.table(table)
 
-    def add_columns(self, table: Any, rows: list[Row]) -> Any:
-        """Add the rows' input columns and results to a table."""
-        import pyarrow
+    def kept_columns(self, rows: list[Row]) -> dict[str, Any]:
+        """Return the rows' input columns as arrays."""
+        if not self.types and self.job.keep is not None:
+            return {}
+        keeps = [unpack_keep(row) for row in rows]
+        self.skipped |= set().union(*keeps) - {*self.types, *self.job.results, *rows[0]}
+        return {
+            KEPT + name: to_array(
+                name, [keep.get(name) for keep in keeps], columns.arrow_type(type_)
+            )
+            for name, type_ in self.types.items()
+        }
 
-        if self.types or self.job.keep is None:
-            keeps = [unpack_keep(row) for row in rows]
-            for name, type_ in self.types.items():
-                values = [keep.get(name) for keep in keeps]
-                table = table.append_column(
-                    KEPT + name, to_array(name, values, columns.arrow_type(type_))
-                )
-            written = {*self.types, *self.job.results, *rows[0]}
-            table = with_warnings(table, map(SKIPPED.format, set().union(*keeps) - written))
-        if self.job.mode != "predict":
-            for name, type_ in self.job.results.items():
-                kind = pyarrow.binary() if type_ == "vector" else columns.arrow_type(type_)
-                table = table.append_column(
-                    name, to_array(name, [row.get(name) for row in rows], kind)
-                )
-            return table
-        for name in output_columns(rows[0]):
-            table = table.append_column(*inferred_column(name, [row[name] for row in rows]))
-        return table
+    def result_columns(self, rows: list[Row]) -> dict[str, Any]:
+        """Return the rows' results as arrays; vectors stay bytes."""
+        if self.job.mode == "predict":
+            names = output_columns(rows[0])
+            return {name: inferred_array([row[name] for row in rows]) for name in names}
+        return {
+            name: to_array(name, [row.get(name) for row in rows], columns.arrow_type(type_))
+            for name, type_ in self.job.results.items()
+        }
 
     def answer_line(self, row: Row) -> bytes:
         """Return an answer as a line of JSON."""
@@ -147,39 +143,36 @@ def pack(parts: Iterable[Part]) -> Any:
     """Return tables as a block of Ray Data: one row each, for its blocks have one schema."""
     import pyarrow
 
-    kinds, data = [], []
-    for kind, table in parts:
-        sink = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table)
-        kinds.append(kind)
-        data.append(sink.getvalue().to_pybytes())
-    return pyarrow.table({"kind": kinds, "data": pyarrow.array(data, pyarrow.large_binary())})
+    block = [
+        {"kind": kind, "warnings": warnings, "data": dump_table(table)}
+        for kind, table, warnings in parts
+    ]
+    texts = pyarrow.list_(pyarrow.string())
+    fields = {"kind": pyarrow.string(), "warnings": texts, "data": pyarrow.large_binary()}
+    return pyarrow.Table.from_pylist(block, pyarrow.schema(fields))
+
+
+def dump_table(table: Any) -> bytes:
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def unpack(block: Any) -> list[Part]:
     """Return the tables of a block, without copies."""
     import pyarrow
 
-    return [
-        Part(kind, pyarrow.ipc.open_stream(data.as_buffer()).read_all())
-        for kind, data in zip(block["kind"].to_pylist(), block["data"], strict=True)
-    ]
+    tables = [pyarrow.ipc.open_stream(data.as_buffer()).read_all() for data in block["data"]]
+    kinds, warnings = block["kind"].to_pylist(), block["warnings"].to_pylist()
+    return list(map(Part, kinds, tables, warnings))
 
 
 def count_rows(parts: Iterable[Part]) -> int:
     """Return the number of rows in tables."""
     return sum(part.table.num_rows for part in parts)
-
-
-def with_warnings(table: Any, warnings: Iterable[str]) -> Any:
-    """Return a table with further warnings."""
-    texts = sorted({*table_warnings(table), *warnings})
-    return table.replace_schema_metadata({WARNINGS: json.dumps(texts)}) if texts else table
-
-
-def table_warnings(table: Any) -> list[str]:
-    return list(json.loads((table.schema.metadata or {}).get(WARNINGS, b"[]")))
 
 
 def to_array(name: str, values: list[Any], type_: Any) -> Any:
@@ -198,16 +191,15 @@ def line_array(lines: list[bytes]) -> Any:
     return pyarrow.array(lines, pyarrow.large_binary())
 
 
-def inferred_column(name: str, values: list[Any]) -> tuple[Any, Any]:
-    """Return a class's column: field and array."""
+def inferred_array(values: list[Any]) -> Any:
+    """Return a class's column as an Arrow array, of pickled values if they have no plain type."""
     import pyarrow
 
     type_ = infer_type(values)
-    if type_ is not None:
-        return pyarrow.field(name, type_), pyarrow.array(values, type_)
-    field = pyarrow.field(name, pyarrow.large_binary(), metadata=PICKLED)
-    pickled = [pickle.dumps(value, pickle.HIGHEST_PROTOCOL) for value in values]
-    return field, pyarrow.array(pickled, field.type)
+    if type_ is None:
+        values = [pickle.dumps(value, pickle.HIGHEST_PROTOCOL) for value in values]
+        type_ = pyarrow.large_binary()  # which Arrow never infers
+    return pyarrow.array(values, type_)
 
 
 def infer_type(values: list[Any]) -> Any:

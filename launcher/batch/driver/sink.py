@@ -18,7 +18,7 @@ from .job import CACHED_TOKENS, Failed, Job
 from .ledger import Ledger
 from .manifest import Manifest
 from .progress import Tracker
-from .results import TOKEN_COLUMNS, Converter, Part, Row, table_warnings
+from .results import TOKEN_COLUMNS, Converter, Part, Row
 from .storage import brief_error, mask_secrets
 
 # approximate bytes of rows that commit a file, regardless of `rows_per_file`
@@ -94,11 +94,11 @@ class Sink:
         Counts them (and tokens) in the progress.
         """
         count = 0
-        for kind, table in parts:
+        for kind, table, warnings in parts:
             self.settle(IN_FLIGHT)
-            for warning in table_warnings(table):
+            for warning in warnings:
                 self.progress.warn(warning)
-            new = self.select_new(kind, table.replace_schema_metadata())
+            new = self.select_new(kind, table)
             good = new.num_rows if kind == "rows" else 0
             self.progress.count(good, new.num_rows - good, *count_tokens(new))
             self.buffer_rows(kind, new)
@@ -183,16 +183,20 @@ class Sink:
     def settle(self, limit: int = 0) -> None:
         """Wait until at most `limit` files are not committed; raise what a thread has raised."""
         while self.files and (len(self.files) > limit or self.files[0].done()):
-            self.move_to_errors(self.files.popleft().result())
+            misfits = self.files[0].result()
+            self.files.popleft()
+            self.move_to_errors(misfits)
         if self.broken:
             raise self.broken
 
     def move_to_errors(self, misfits: list[Row]) -> None:
         """Turn answers that cannot be written into error rows."""
+        if not misfits:
+            return
         self.ledger.move_to_errors(len(misfits))
         self.progress.count(-len(misfits), len(misfits))
-        for _, table in self.converter.convert(misfits):
-            self.buffers["errors"].add(table)
+        for part in self.converter.convert(misfits):
+            self.buffers["errors"].add(part.table)
 
     def check(self) -> None:
         """Raise Failed when there are too many error rows."""

@@ -172,6 +172,11 @@ def input_excerpt(data: bytes) -> str:
         return "(nested too deep to be shown)"
 
 
+def raw_input(row: Mapping[str, Any]) -> str:
+    """Return a row's input as shown in an error row."""
+    return row["_raw"] or (input_excerpt(row["_data"]) if row.get("_data") else "")
+
+
 def to_block(rows: Sequence[Mapping[str, Any]], extra_columns: Sequence[str] = ("_data",)) -> Any:
     """Return rows as an Arrow table of fixed schema: users' columns travel pickled.
 

@@ -123,7 +123,9 @@ def accounted(results: list[list[Part]], numbers: list[int]) -> None:
     came: list[int] = []
     for parts in results:
         lines = [
-            (kind, json.loads(line)) for kind, table in parts for line in table["_line"].to_pylist()
+            (part.kind, json.loads(line))
+            for part in parts
+            for line in part.table["_line"].to_pylist()
         ]
         came += sorted(line["row"] for _, line in lines)
         for kind, line in lines:

@@ -360,3 +360,130 @@ def test_a_signal_waits_for_the_file(
     assert len(lines(tmp_path / "out", "rows")) == 1
     result.flush()
     assert len(lines(tmp_path / "out", "rows")) == 1
+
+
+def test_a_thread_that_fails_stops_the_job_with_its_own_error(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later file is committed, not even one that is encoded already."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 2}))
+    begun: list[Any] = []
+    encoded = threading.Event()
+    commit, encode = result.ledger.commit, result.encoder.encode
+
+    def failing(*file: Any) -> None:
+        begun.append(file)
+        assert encoded.wait(30)
+        if len(begun) == 2:
+            raise ZeroDivisionError("a mistake")
+        commit(*file)
+
+    def last_sets(kind: str, tables: list[Any]) -> Any:
+        answer = encode(kind, tables)
+        if tables[0]["row"][0].as_py() == 4:
+            encoded.set()
+        return answer
+
+    monkeypatch.setattr(result.ledger, "commit", failing)
+    monkeypatch.setattr(result.encoder, "encode", last_sets)
+    result.add_rows([answered(n) for n in range(6)])
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        result.flush()
+    for act in (result.tick, lambda: result.add_rows([answered(6)]), result.close):
+        with pytest.raises(ZeroDivisionError, match="a mistake"):
+            act()
+
+    assert len(begun) == 2
+    assert [row["row"] for row in lines(tmp_path / "out", "rows")] == [0, 1]
+
+
+def test_a_failure_in_a_thread_is_noticed_without_new_rows(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline may not yield another row for a long time."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 1}))
+    monkeypatch.setattr(result.encoder, "encode", lambda *_: 1 // 0)
+    result.add_rows([answered(1)])
+
+    def has_failed() -> bool:
+        try:
+            result.tick()
+        except ZeroDivisionError:
+            return True
+        return False
+
+    assert awaited(has_failed)
+    assert lines(tmp_path / "out", "rows") == []
+
+
+def test_a_fenced_driver_commits_nothing(tmp_path: Path, source: Path) -> None:
+    """Neither a file nor a ledger entry; what came before stays."""
+    spec, allowed = job(tmp_path, source), [True]
+    manifest = surveyed(spec)
+
+    def fence() -> None:
+        if not allowed[0]:
+            raise Failed("the lock is lost")
+
+    book = ledger.recover(spec, manifest)
+    result = RowSink(spec, book, manifest, Tracker(spec), fence)
+    result.add_rows([answered(1)])
+    result.flush()
+    allowed[0] = False
+    result.add_rows([answered(2), failed(3)])
+    with pytest.raises(Failed, match="the lock is lost"):
+        result.flush()
+
+    parts = sorted(path.name for path in (tmp_path / "out").glob("*/part-*"))
+    assert parts == ["part-000001.json", "part-000001.jsonl"]
+
+
+def test_the_pipeline_waits_for_a_slow_disk(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a few files are in memory; all are committed in order."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 1}))
+    release = threading.Event()
+    commit = result.ledger.commit
+
+    def slow(*file: Any) -> None:
+        assert release.wait(30)
+        commit(*file)
+
+    monkeypatch.setattr(result.ledger, "commit", slow)
+    adding = threading.Thread(target=lambda: result.add_rows([answered(n) for n in range(9)]))
+    adding.start()
+    assert awaited(lambda: len(result.files) == sink.IN_FLIGHT)
+    assert adding.is_alive()
+    assert result.buffers["rows"].rows == 9 - sink.IN_FLIGHT
+    release.set()
+    adding.join(30)
+    result.close()
+
+    assert [row["row"] for row in lines(tmp_path / "out", "rows")] == list(range(9))
+
+
+def test_columns_of_a_class_may_differ_between_batches(tmp_path: Path, source: Path) -> None:
+    """The schema holds the values of the whole first file: numbers for integers and floats, JSON
+    for a mixture; a column may be missing or empty in a batch.
+    """
+    result = open_sink(job(tmp_path, source, mode="predict", write={"format": "parquet"}))
+    result.add_rows([predicted(0, a=1, b="x", c=None, d=[]), predicted(1, a=2, b="y")])
+    result.add_rows([predicted(2, a=0.5, b={"z": 1}, c=7, d=[1.5])])
+    result.flush()
+    result.add_rows([predicted(3, a=3, b="w", c=None, d=[]), predicted(4, a=None, c=8)])
+    result.close()
+
+    table = pq.read_table(tmp_path / "out" / "rows")
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "row": "int64",
+        "a": "double",
+        "b": "string",
+        "c": "int64",
+        "d": "list<element: double>",
+    }
+    assert table["a"].to_pylist() == [1.0, 2.0, 0.5, 3.0, None]
+    assert table["b"].to_pylist() == ['"x"', '"y"', '{"z": 1}', '"w"', None]
+    assert table["c"].to_pylist() == [None, None, 7, None, 8]
+    assert table["d"].to_pylist() == [[], None, [1.5], [], None]
+    assert lines(tmp_path / "out", "errors") == []
