@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import columns
 from .job import Job
 from .manifest import Manifest
@@ -25,6 +27,7 @@ from .results import (
     infer_type,
     misfit_row,
     to_array,
+    value_buffers,
 )
 from .storage import Location
 
@@ -35,7 +38,7 @@ KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 class Encoded:
     """Bytes of a file, its row numbers in order, and error rows of the rejected answers."""
 
-    data: bytes
+    data: Any  # bytes, or a view of them
     numbers: list[int]
     misfits: list[Row]
 
@@ -78,8 +81,8 @@ class Encoder:
             return Encoded(data=b"", numbers=[], misfits=errors)
         table, sink = sort_rows(fitted), pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(table, sink, compression="zstd")
-        data = sink.getvalue().to_pybytes()
-        return Encoded(data=data, numbers=row_numbers(table), misfits=errors)
+        data, numbers = memoryview(sink.getvalue()), row_numbers(table)
+        return Encoded(data=data, numbers=numbers, misfits=errors)
 
     def cast(self, tables: Sequence[Any]) -> Any:
         """Return tables as one with the schema; raises ValueError for a value that does not fit."""
@@ -152,7 +155,7 @@ def sort_rows(tables: Sequence[Any]) -> Any:
     """Return tables of one schema as one in order of the row numbers."""
     import pyarrow
 
-    return pyarrow.concat_tables(tables).combine_chunks().sort_by("row")
+    return pyarrow.concat_tables(tables).sort_by("row")
 
 
 def row_numbers(table: Any) -> list[int]:
@@ -160,14 +163,13 @@ def row_numbers(table: Any) -> list[int]:
     return numbers
 
 
-def join_lines(lines: Any) -> bytes:
+def join_lines(lines: Any) -> memoryview:
     """Return a column of lines as bytes: they follow each other in memory."""
-    parts = []
-    for chunk in lines.chunks:
-        _, offsets, data = chunk.buffers()
-        starts = memoryview(offsets).cast("q")
-        parts.append(data[starts[chunk.offset] : starts[chunk.offset + len(chunk)]])
-    return b"".join(parts)
+    parts = [
+        memoryview(data)[starts[0] : starts[-1]]
+        for starts, data in map(value_buffers, lines.chunks)
+    ]
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def is_result(name: str) -> bool:
@@ -236,20 +238,20 @@ def cast_column(field: Any, table: Any) -> Any:
 
 
 def vector_array(kind: Any, vectors: Any) -> Any:
-    """Return vectors, as bytes of float32, as an Arrow array; raises ValueError for unequal
-    lengths.
+    """Return vectors, as bytes of float32, as an Arrow array without copies; raises ValueError for
+    unequal lengths.
     """
     import pyarrow
 
-    try:
-        data = vectors.combine_chunks().cast(pyarrow.binary(kind.list_size * FLOAT))
-    except pyarrow.ArrowInvalid as error:
-        lengths = {len(vector) // FLOAT for vector in vectors.to_pylist()} - {kind.list_size}
-        raise ValueError(f"a vector of {min(lengths)} numbers, not of {kind.list_size}") from error
-    count, offset = (number * kind.list_size for number in (len(data), data.offset))
-    buffers = [None, data.buffers()[1]]
-    numbers = pyarrow.Array.from_buffers(kind.value_type, count, buffers, offset=offset)
-    return pyarrow.FixedSizeListArray.from_arrays(numbers, kind.list_size)
+    arrays = []
+    for starts, data in map(value_buffers, vectors.chunks):
+        lengths = np.diff(starts) // FLOAT
+        if (wrong := lengths[lengths != kind.list_size]).size:
+            raise ValueError(f"a vector of {wrong[0]} numbers, not of {kind.list_size}")
+        count, offset = len(lengths) * kind.list_size, starts[0] // FLOAT
+        numbers = pyarrow.Array.from_buffers(kind.value_type, count, [None, data], offset=offset)
+        arrays.append(pyarrow.FixedSizeListArray.from_arrays(numbers, kind.list_size))
+    return pyarrow.chunked_array(arrays, kind)
 
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {"json": columns.to_json, "any": columns.as_any}

@@ -8,8 +8,10 @@ import json
 import pickle
 from array import array as array_of
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from . import columns
 from .job import CACHED_TOKENS, Job, thin_job
@@ -165,9 +167,23 @@ def unpack(block: Any) -> list[Part]:
     """Return the tables of a block, without copies."""
     import pyarrow
 
-    tables = [pyarrow.ipc.open_stream(data.as_buffer()).read_all() for data in block["data"]]
+    streams = [
+        data.slice(start, end - start)
+        for starts, data in map(value_buffers, block["data"].chunks)
+        for start, end in pairwise(starts.tolist())
+    ]
+    tables = [pyarrow.ipc.open_stream(stream).read_all() for stream in streams]
     kinds, warnings = block["kind"].to_pylist(), block["warnings"].to_pylist()
     return list(map(Part, kinds, tables, warnings))
+
+
+def value_buffers(array: Any) -> tuple[Any, Any]:
+    """Return the offsets of bytes in an array, and the buffer that holds them without gaps."""
+    import pyarrow
+
+    _, offsets, data = array.buffers()
+    starts = np.frombuffer(offsets, np.int64 if array.type == pyarrow.large_binary() else np.int32)
+    return starts[array.offset : array.offset + len(array) + 1], data
 
 
 def count_rows(parts: Iterable[Part]) -> int:
