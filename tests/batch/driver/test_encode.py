@@ -79,4 +79,8 @@ def test_vectors_are_lists_in_json(tmp_path: Path) -> None:
     """Not bytes."""
     encoded = encoder(tmp_path, "jsonl").encode_rows(embedded(1, 0.5, -2))
 
-    assert json.loads(bytes(encoded.data)) == {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3}
+    assert json.loads(bytes(encoded.data)) == {
+        "row": 1,
+        "embedding": [0.5, -2.0],
+        "prompt_tokens": 3,
+    }
