@@ -1,8 +1,8 @@
 """The front against direct access, and its users during attacks, on loopback with a real HAProxy.
 
-Behind the front is a stand-in of a server, which answers short requests at once. A round of the first part
-measures all candidates in alternation; a round of the second one measures a user's short requests
-before and during each attack. Attackers share this machine's cores with the front.
+Behind the front is a stand-in of a server, which answers short requests at once. A round of the
+first part measures all candidates in alternation; a round of the second one measures a user's short
+requests before and during each attack. Attackers share this machine's cores with the front.
 """
 
 from __future__ import annotations

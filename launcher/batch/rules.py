@@ -18,7 +18,7 @@ from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, did_you_mean, format_key
 
 ROW = "row"
-# Columns of an error row besides the id (launcher/batch/driver/encode.py).
+# Columns of an error row besides the id (launcher/batch/driver/results.py).
 ERROR = (ROW, "reason", "stage", "input")
 _FORMS = ("column", "template", "chat", "messages", "pair")
 _MODEL_KEYS = ("model", "task", "lora", "prompt", "sampling", "engine")

@@ -13,16 +13,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
 from . import job as jobs
 from .progress import Tracker
+from .results import Part
 
 MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: a check for a living driver holds it for an instant
 PATIENCE = 5.0
+LOCK_REMOVED = "its folder has been removed"
 TICK = 1.0  # seconds between checks of the clock, the monitor and the signals
 STOPPED_STATUS = 128 + signal.SIGTERM
 WORKING, STOPPING = threading.Event(), threading.Event()  # state for the signal handler
@@ -44,7 +47,7 @@ def main(work: str) -> int:
     STOPPING.clear()
     signal.signal(signal.SIGTERM, handle_sigterm)
     with lock_file, Tracker(job) as progress:
-        return run_job(job, progress)
+        return run_job(job, progress, partial(check_lock, lock_file))
 
 
 def handle_sigterm(*_: object) -> None:
@@ -71,11 +74,10 @@ def lock_work(work: str) -> Any:
             file = open(path, "a")  # noqa: SIM115 - held until the process ends
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                if is_current(file):
                     return file
-                # the locked file is not the one that the next driver will open
-                reason = "its folder has been removed"
-            except (BlockingIOError, FileNotFoundError) as error:
+                reason = LOCK_REMOVED
+            except BlockingIOError as error:
                 reason = str(error)
             except OSError:
                 file.close()
@@ -96,9 +98,24 @@ def lock_work(work: str) -> Any:
         time.sleep(0.1)
 
 
-def run_job(job: jobs.Job, progress: Tracker) -> int:
+def is_current(file: Any) -> bool:
+    """Return True if a locked file is the one that the next driver would open."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        return False
+
+
+def check_lock(file: Any) -> None:
+    """Raise Failed if another driver may be running: this one must not commit a file."""
+    if not is_current(file):
+        hint = "run `vlaunch batch` again: it continues with the rows that are not written"
+        raise jobs.Failed(f"{file.name} no longer belongs to this driver", LOCK_REMOVED, hint)
+
+
+def run_job(job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> int:
     """Run the job; record its end in the progress, the summary and the log."""
-    run = BatchRun(job, progress)
+    run = BatchRun(job, progress, fence)
     try:
         run.open()
         WORKING.set()  # from here on a signal must not separate rows from their file
@@ -127,8 +144,8 @@ def run_job(job: jobs.Job, progress: Tracker) -> int:
 class BatchRun:
     """Input and output of one run: manifest, ledger, pending rows and sink."""
 
-    def __init__(self, job: jobs.Job, progress: Tracker) -> None:
-        self.job, self.progress = job, progress
+    def __init__(self, job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> None:
+        self.job, self.progress, self.fence = job, progress, fence
         self.manifest: survey.Manifest | None = None
         self.ledger: ledger.Ledger | None = None
         self.sink: sink.Sink | None = None
@@ -142,7 +159,7 @@ class BatchRun:
         self.pending = self.ledger.all_pending(self.manifest)
         bytes_left = source.count_bytes(self.manifest, self.pending)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors, bytes_left)
-        self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
+        self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress, self.fence)
 
     def count_pending(self) -> int:
         """Return the number of rows without an answer or error row."""
@@ -181,9 +198,8 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
     """Move rows from the pipeline to the sink until none remain."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened
-    for rows in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
-        if rows:
-            run.sink.add(rows)
+    for parts in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
+        run.sink.add(parts)
         run.sink.tick()
         # Ray installs a handler of its own when it connects
         signal.signal(signal.SIGTERM, handle_sigterm)
@@ -194,7 +210,7 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
             raise StopRequested
 
 
-def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+def pump_results(results: Iterator[list[Part]]) -> Iterator[list[Part]]:
     """Yield a pipeline's results, and an empty list after each second without one.
 
     The pipeline runs in a thread, so that the clock, the monitor and SIGTERM are served while it
@@ -204,8 +220,8 @@ def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[
 
     def pump() -> None:
         try:
-            for rows in results:
-                results_queue.put(("rows", rows))
+            for parts in results:
+                results_queue.put(("rows", parts))
             results_queue.put(("end", None))
         except BaseException as problem:  # raised again by the consumer
             results_queue.put(("problem", problem))

@@ -183,5 +183,6 @@ def arrow_type(kind: str) -> Any:
         "number": pyarrow.float64,
         "boolean": pyarrow.bool_,
         "binary": pyarrow.binary,
+        "vector": pyarrow.binary,
     }
     return types.get(kind, pyarrow.string)()

@@ -1,4 +1,4 @@
-"""Result rows as the bytes of a file.
+"""Tables of result rows as the bytes of a file.
 
 All answer files of a job have one schema; rows that do not fit it are returned separately.
 """
@@ -8,38 +8,43 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from array import array as array_of
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import columns
-from .job import CACHED_TOKENS, Job
+from .job import Job
 from .manifest import Manifest
-from .openai_format import response
+from .results import (
+    FLOAT,
+    INTERNAL_COLUMNS,
+    KEPT,
+    LINE,
+    Row,
+    convert_fitting,
+    infer_type,
+    misfit_row,
+    to_array,
+    value_buffers,
+)
 from .storage import Location
 
-Row = dict[str, Any]
-INTERNAL_COLUMNS = frozenset(
-    ("row", "_row", "_error", "_stage", "_raw", "_keep", "_data", CACHED_TOKENS)
-)
-# characters of an error row's reason, which may quote a whole prompt
-MAX_REASON = 2000
-FLOATS, FLOAT = "f", 4  # vectors are float32
 KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Bytes of a file, its row numbers in order, and the rejected rows with reasons."""
+    """Bytes of a file, its row numbers in order, and error rows of the rejected answers."""
 
-    data: bytes
+    data: Any  # bytes, or a view of them
     numbers: list[int]
-    misfits: list[tuple[Row, str]]
+    misfits: list[Row]
 
 
 class Encoder:
-    """Encoder of answer files.
+    """Encoder of files; several threads may encode at once.
 
     A Parquet schema that depends on a class's own columns or a model's vector length is learned
     from the first file and stored.
@@ -51,85 +56,49 @@ class Encoder:
         self.job, self.types = job, dict(manifest.types)
         self.stored = out.child("ledger").child("schema.json")
         self.schema: Any = None
-        self.skipped_columns: set[str] = set()  # columns missing from the first rows
         if job.write.format == "parquet":
             self.ending = "parquet"
             self.schema = self.initial_schema()
 
-    def encode(self, rows: list[Row]) -> Encoded:
+    def prepare(self, tables: Sequence[Any]) -> None:
+        """Learn the schema from the first file of answers, before it is encoded."""
+        if self.ending == "parquet" and self.schema is None:
+            self.schema = self.learn_schema(tables)
+
+    def encode(self, kind: str, tables: list[Any]) -> Encoded:
         """Encode rows in order of their numbers."""
-        rows = sorted(rows, key=lambda row: row["_row"])
-        if self.job.write.format == "parquet" and self.schema is None:
-            self.schema = self.learn_schema(rows)
-        encoders = {"parquet": self.parquet, "jsonl": self.jsonl, "openai": self.openai}
-        encode = encoders[self.job.write.format]
-        misfits: list[tuple[Row, str]] = []
-        try:
-            data = encode(rows)
-        except Exception:  # one invalid row fails the batch: find it
-            rows, misfits = self.separate_misfits(encode, rows)
-            data = encode(rows) if rows else b""
-        return Encoded(data=data, numbers=[row["_row"] for row in rows], misfits=misfits)
-
-    def separate_misfits(
-        self, encode: Callable[[list[Row]], bytes], rows: list[Row]
-    ) -> tuple[list[Row], list[tuple[Row, str]]]:
-        """Return the writable rows, and the others with reasons."""
-        fitting, misfits = [], []
-        for row in rows:
-            if reason := self.reject_reason(encode, row):
-                misfits.append((row, reason))
-            else:
-                fitting.append(row)
-        return fitting, misfits
-
-    def reject_reason(self, encode: Callable[[list[Row]], bytes], row: Row) -> str:
-        """Return the reason against writing a row; empty if it can be written."""
-        try:
-            encode([row])
-        except Exception as error:  # a class's values may raise anything
-            return str(error).strip().partition("\n")[0][:500] or type(error).__name__
-        return ""
-
-    def jsonl(self, rows: list[Row]) -> bytes:
-        named = [name for name, type_ in self.job.results.items() if type_ == "vector"]
-        return b"".join(
-            json_line(
-                {"row": 0, **unpack_keep(row), **output_columns(row), **decode_vectors(row, named)}
-                | {"row": row["_row"]}
-            )
-            for row in rows
-        )
-
-    def openai(self, rows: list[Row]) -> bytes:
-        return b"".join(
-            response.response_line(
-                self.job.digest, row["_row"], unpack_keep(row)["custom_id"], row["response"]
-            )
-            for row in rows
-        )
-
-    def parquet(self, rows: list[Row]) -> bytes:
-        import pyarrow
         import pyarrow.parquet
 
-        keeps = (
-            [unpack_keep(row) for row in rows]
-            if self.types or self.job.keep is None
-            else [{}] * len(rows)
-        )
+        if kind == "errors" or self.ending == "jsonl":
+            table = sort_rows([table.select(["row", LINE]) for table in tables])
+            return Encoded(data=join_lines(table[LINE]), numbers=row_numbers(table), misfits=[])
+        fitting, others = convert_fitting(self.cast, tables)
+        rows = [table.slice(index, 1) for table, _ in others for index in range(table.num_rows)]
+        fitting_rows, misfits = convert_fitting(self.cast, rows)
+        errors = [misfit_row(unpack_row(row), reason) for row, reason in misfits]
+        fitted = [table for table in (fitting, fitting_rows) if table is not None]
+        if not fitted:
+            return Encoded(data=b"", numbers=[], misfits=errors)
+        table, sink = sort_rows(fitted), pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(table, sink, compression="zstd")
+        data, numbers = memoryview(sink.getvalue()), row_numbers(table)
+        return Encoded(data=data, numbers=numbers, misfits=errors)
+
+    def cast(self, tables: Sequence[Any]) -> Any:
+        """Return tables as one with the schema; raises ValueError for a value that does not fit."""
+        import pyarrow
+
+        if any(table.schema != tables[0].schema for table in tables):
+            return pyarrow.concat_tables([self.cast([table]) for table in tables])
+        table = pyarrow.concat_tables(tables)
         names = set(self.schema.names)
-        if self.job.mode == "predict":
-            refuse_new_columns(rows, names)
-        for keep in keeps:
-            self.skipped_columns |= keep.keys() - names
-        arrays = [arrow_array(field, column_values(field, rows, keeps)) for field in self.schema]
+        if self.job.mode == "predict" and (
+            extra := set(filter(is_result, table.column_names)) - names
+        ):
+            raise ValueError(f"column {min(extra)} is new: the first file has no such column")
+        arrays = [cast_column(field, table) for field in self.schema]
         schema = pyarrow.schema([field.remove_metadata() for field in self.schema])
-        sink = pyarrow.BufferOutputStream()
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd"
-        )
-        return bytes(sink.getvalue().to_pybytes())
+        return pyarrow.Table.from_arrays(arrays, schema=schema)
 
     def initial_schema(self) -> Any:
         """Return the schema that follows from the job or an earlier run; None if unknown."""
@@ -146,17 +115,16 @@ class Encoder:
         ]
         return self.full_schema(fields)
 
-    def learn_schema(self, rows: list[Row]) -> Any:
+    def learn_schema(self, tables: Sequence[Any]) -> Any:
         """Infer the schema from the first rows and store it for later files."""
         import pyarrow
 
-        results = [output_columns(row) for row in rows]
         if self.job.mode == "predict":
-            names = dict.fromkeys(name for row in results for name in row)
-            fields = [infer_field(name, [row.get(name) for row in results]) for name in names]
+            names = dict.fromkeys(name for table in tables for name in table.column_names)
+            fields = [infer_field(name, tables) for name in names if is_result(name)]
         else:
             fields = [
-                vector_field(name, results[0])
+                vector_field(name, tables[0])
                 if type_ == "vector"
                 else pyarrow.field(name, columns.arrow_type(type_))
                 for name, type_ in self.job.results.items()
@@ -178,150 +146,122 @@ class Encoder:
             for name, type_ in self.types.items()
             if name not in result_names
         ]
-        fields = [field for field in fields if field.name != "row"]
         return pyarrow.schema(
             [pyarrow.field("row", pyarrow.int64(), nullable=True), *keep, *fields]
         )
 
 
-def refuse_new_columns(rows: list[Row], names: set[str]) -> None:
-    """Raise ValueError if a row has an own column that is not in `names`."""
-    for row in rows:
-        if extra := row.keys() - names - INTERNAL_COLUMNS:
-            raise ValueError(f"column {min(extra)} is new: the first file has no such column")
-
-
-def vector_field(name: str, row: Row) -> Any:
-    """Return the field for vectors of this row's length."""
+def sort_rows(tables: Sequence[Any]) -> Any:
+    """Return tables of one schema as one in order of the row numbers."""
     import pyarrow
 
-    size = len(row[name]) // FLOAT
+    return pyarrow.concat_tables(tables).sort_by("row")
+
+
+def row_numbers(table: Any) -> list[int]:
+    numbers: list[int] = table["row"].to_numpy().tolist()
+    return numbers
+
+
+def join_lines(lines: Any) -> memoryview:
+    """Return a column of lines as bytes: they follow each other in memory."""
+    parts = [
+        memoryview(data)[starts[0] : starts[-1]]
+        for starts, data in map(value_buffers, lines.chunks)
+    ]
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def is_result(name: str) -> bool:
+    return name not in INTERNAL_COLUMNS and not name.startswith(KEPT)
+
+
+def vector_field(name: str, table: Any) -> Any:
+    """Return the field for vectors of the length of a table's first one."""
+    import pyarrow
+
+    size = len(table[name][0].as_buffer()) // FLOAT
     return pyarrow.field(name, pyarrow.list_(pyarrow.float32(), size), metadata={KIND: b"vector"})
 
 
-def column_values(field: Any, rows: list[Row], keeps: list[Row]) -> list[Any]:
-    """Return a column's values, one per row, converted to its type."""
-    if field.name == "row":
-        return [row["_row"] for row in rows]
-    kind = (field.metadata or {}).get(KIND, b"").decode()
-    if kind == "kept":
-        return [keep.get(field.name) for keep in keeps]
-    column = [row.get(field.name) for row in rows]
-    change = CONVERTERS.get(kind)
-    if change is None:
-        return column
-    return [None if value is None else change(value) for value in column]
-
-
-def arrow_array(field: Any, column: list[Any]) -> Any:
-    """Return a column as an Arrow array; raises ValueError for a value of another type."""
-    import pyarrow
-
-    try:
-        if (field.metadata or {}).get(KIND) == b"vector":
-            return vector_array(field.type, column)
-        return pyarrow.array(column, type=field.type)
-    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"column {field.name} does not hold {field.type} as before: {error}"
-        ) from error
-
-
-def vector_array(kind: Any, vectors: list[Any]) -> Any:
-    """Return vectors, as bytes of float32, as an Arrow array; raises ValueError for unequal
-    lengths.
-    """
-    import pyarrow
-
-    lengths = {len(vector) // FLOAT for vector in vectors} - {kind.list_size}
-    if lengths:
-        raise ValueError(f"a vector of {min(lengths)} numbers, not of {kind.list_size}")
-    data = pyarrow.py_buffer(b"".join(vectors))
-    numbers = pyarrow.Array.from_buffers(
-        kind.value_type, len(vectors) * kind.list_size, [None, data]
-    )
-    return pyarrow.FixedSizeListArray.from_arrays(numbers, kind.list_size)
-
-
-def infer_field(name: str, values: list[Any]) -> Any:
-    """Return the field for these values: an Arrow type for plain values and lists of them, else
+def infer_field(name: str, tables: Sequence[Any]) -> Any:
+    """Return the field for a class's column: an Arrow type for plain values and lists of them, else
     JSON.
     """
     import pyarrow
 
-    types = pyarrow.types
-    try:
-        type_ = pyarrow.array(values).type
-    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
-        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"json"})
-    inner = type_
-    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
-        inner = inner.value_type
-    if types.is_null(type_):
-        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"any"})
-    if types.is_nested(inner) or types.is_null(inner):
-        return pyarrow.field(name, pyarrow.string(), metadata={KIND: b"json"})
+    types = {table[name].type for table in tables if name in table.column_names}
+    types -= {pyarrow.null()}
+    type_ = types.pop() if len(types) == 1 else pyarrow.null()
+    if types or type_ == pyarrow.large_binary():
+        type_ = infer_type([value for table in tables for value in python_values(name, table)])
+    if type_ is None or pyarrow.types.is_null(type_):
+        kind = b"json" if type_ is None else b"any"
+        return pyarrow.field(name, pyarrow.string(), metadata={KIND: kind})
     return pyarrow.field(name, type_)
+
+
+def python_values(name: str, table: Any) -> list[Any]:
+    """Return a class's column as it was returned."""
+    import pyarrow
+
+    if name not in table.column_names:
+        return [None] * table.num_rows
+    values: list[Any] = table[name].to_pylist()
+    if table[name].type == pyarrow.large_binary():
+        return [pickle.loads(value) for value in values]  # noqa: S301 - by our own replica
+    return values
+
+
+def cast_column(field: Any, table: Any) -> Any:
+    """Return a table's column as an Arrow array of the field; raises ValueError if it does not
+    fit.
+    """
+    import pyarrow
+
+    kind = (field.metadata or {}).get(KIND, b"").decode()
+    name = KEPT + field.name if kind == "kept" else field.name
+    if name not in table.column_names:
+        return pyarrow.nulls(table.num_rows, field.type)
+    column = table[name]
+    if kind == "vector":
+        return vector_array(field.type, column)
+    if pyarrow.types.is_null(column.type):
+        return column.cast(field.type)
+    change = CONVERTERS.get(kind)
+    if change is None and column.type == field.type:
+        return column
+    values = python_values(name, table)
+    if change is not None:
+        values = [None if value is None else change(value) for value in values]
+    return to_array(field.name, values, field.type)
+
+
+def vector_array(kind: Any, vectors: Any) -> Any:
+    """Return vectors, as bytes of float32, as an Arrow array without copies; raises ValueError for
+    unequal lengths.
+    """
+    import pyarrow
+
+    arrays = []
+    for starts, data in map(value_buffers, vectors.chunks):
+        lengths = np.diff(starts) // FLOAT
+        if (wrong := lengths[lengths != kind.list_size]).size:
+            raise ValueError(f"a vector of {wrong[0]} numbers, not of {kind.list_size}")
+        count, offset = len(lengths) * kind.list_size, starts[0] // FLOAT
+        numbers = pyarrow.Array.from_buffers(kind.value_type, count, [None, data], offset=offset)
+        arrays.append(pyarrow.FixedSizeListArray.from_arrays(numbers, kind.list_size))
+    return pyarrow.chunked_array(arrays, kind)
 
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {"json": columns.to_json, "any": columns.as_any}
 
 
-def unpack_keep(row: Row) -> Row:
-    # pickled by this job's own readers
-    return pickle.loads(row["_keep"]) if row["_keep"] else {}  # noqa: S301
-
-
-def output_columns(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in INTERNAL_COLUMNS}
-
-
-def decode_vectors(row: Row, named: list[str]) -> Row:
-    """Return a row's vectors as lists of numbers."""
-    return {name: array_of(FLOATS, row[name]).tolist() for name in named}
-
-
-def json_line(values: Row) -> bytes:
-    """Return a line of JSON, with null for NaN and infinities."""
-    try:
-        line = json.dumps(values, ensure_ascii=False, allow_nan=False, default=columns.json_default)
-    except ValueError:
-        line = columns.to_json(values)
-    return line.encode() + b"\n"
-
-
-def error_lines(job: Job, rows: list[Row]) -> bytes:
-    """Return error rows as lines of JSON."""
-    if job.write.format == "openai":
-        return b"".join(
-            response.error_line(
-                job.digest, row["_row"], unpack_keep(row).get("custom_id"), row["_error"]
-            )
-            for row in rows
-        )
-    lines = []
-    for row in rows:
-        id_ = {job.read.id: unpack_keep(row).get(job.read.id)} if job.read.id else {}
-        fields = {
-            "row": row["_row"],
-            **id_,
-            "reason": row["_error"][:MAX_REASON],
-            "stage": row.get("_stage") or "inference",
-        }
-        line = {**fields, "input": row.get("_raw") or ""}
-        try:
-            lines.append(json_line(line))
-        # half a surrogate pair, or an id without a JSON form
-        except (TypeError, ValueError, RecursionError):
-            safe = {
-                name: None if value is None else to_readable(value) for name, value in line.items()
-            }
-            lines.append(json_line({**safe, "row": row["_row"]}))
-    return b"".join(lines)
-
-
-def to_readable(value: Any) -> str:
-    try:
-        return str(value).encode("utf-8", "backslashreplace").decode()
-    except RecursionError:
-        return "(nested too deep to be shown)"
+def unpack_row(table: Any) -> Row:
+    """Return the only row of a table as a result row."""
+    values = {name: python_values(name, table)[0] for name in table.column_names}
+    keep = {
+        name.removeprefix(KEPT): value for name, value in values.items() if name.startswith(KEPT)
+    }
+    row = {name: value for name, value in values.items() if is_result(name)}
+    return {**row, "_row": values["row"], "_keep": pickle.dumps(keep)}

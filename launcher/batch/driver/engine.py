@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import math
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, budget, cluster, lines, order, predict, prompts, source
+from . import adapters, budget, cluster, lines, order, predict, prompts, results, source
 from .generation import error_reason
-from .job import Job
+from .job import Job, thin_job
 from .manifest import Manifest
 from .openai_format.request import parse_request
 from .progress import Tracker
 from .ray_internals import set_claims
 from .replica import Replica
+from .results import Converter, Part
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -35,7 +35,7 @@ TOOLS: dict[str, tuple[Any, Any]] = {}
 
 def run(
     job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     if job.prompt is not None:
         prompts.Prompter(job)  # reject an invalid template here, not on every row
@@ -46,14 +46,14 @@ def run(
     at_once = window_rows(job, batch, rows, manifest.row_bytes)
     data = predict.add_preprocess_stage(source.create_dataset(job, manifest, pending, at_once), job)
     data = add_prepare_stage(data, job, batch, **prepare_options(job, rows, at_once))
-    data = add_inference_stage(data, job, batch, rows)
+    data = add_inference_stage(data, Converter(job, manifest.types), batch, rows)
     with budget.ReplicaMonitor(
         job, progress, ACTOR, job.engine.replicas, replica_resources(job)
     ) as watch:
         for table in cluster.iter_tables(data):
-            results = [to_result(row) for row in table.to_pylist()]
-            watch.finished(len(results))
-            yield results
+            parts = results.unpack(table)
+            watch.finished(results.count_rows(parts))
+            yield parts
 
 
 def replica_resources(job: Job) -> dict[str, float]:
@@ -96,11 +96,9 @@ def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: 
     """Add the stage that turns blocks into prompts and cuts them into batches."""
     from ray.data import TaskPoolStrategy
 
-    # each task carries the job: it must not grow with the input
-    thin = dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
     pool = TaskPoolStrategy(size=size)
     data = data.map_batches(
-        Prepare(thin), batch_size=None, batch_format="pyarrow", compute=pool, **claims
+        Prepare(thin_job(job)), batch_size=None, batch_format="pyarrow", compute=pool, **claims
     )
     # with equal claims Ray Data fuses both stages
     data = data.repartition(target_num_rows_per_block=batch)
@@ -108,10 +106,11 @@ def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: 
     return data
 
 
-def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
+def add_inference_stage(data: Dataset, converter: Converter, batch: int, rows: int) -> Dataset:
     """Add the stage of replicas, each with several batches in flight, one thread per batch."""
     from ray.data import ActorPoolStrategy
 
+    job = converter.job
     minimum, maximum = job.engine.replicas
     concurrent = concurrency(job.engine.args, batch)
     in_flight = source.batches_in_flight(concurrent + 2, batch, rows, maximum)
@@ -124,12 +123,8 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
     )
     constructor_args = {
         "arguments": engine_arguments(job),
-        "kind": job.row_kind,
-        "sampling": dict(job.sampling),
+        "converter": converter,
         "gate": cluster.create_gate(minimum),
-        "order": job.engine.order,
-        "job": job.name,
-        **({} if job.row_kind == "request" else {"lora": job.lora}),
     }
     return data.map_batches(
         Replica,
@@ -256,10 +251,3 @@ def load_tokenizer(job: Job) -> Any:
         revision=revision or "main",
         trust_remote_code=bool(args.get("trust_remote_code")),
     )
-
-
-def to_result(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for the sink."""
-    if not row["_error"]:
-        return row
-    return {name: row[name] for name in ("_row", "_error", "_stage", "_raw", "_keep")}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import lines
 from .engine_loop import NoAnswer, prompt_counts
 from .job import Failed
+from .results import Row
+from .source import raw_input
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -58,6 +61,20 @@ def answer_columns(output: Any) -> dict[str, Any]:
         **prompt_counts(output),
         "output_tokens": len(first.token_ids),
     }
+
+
+def with_output(
+    row: Row, output: Any, columns: Callable[[Any], Row], stage: str = "inference"
+) -> Row:
+    """Return a row with its output's columns, or as an error row for an exception."""
+    carried = {"_row": row["_row"], "_keep": row["_keep"]}
+    try:
+        if isinstance(output, Exception):
+            raise output
+        return {**columns(output), **carried, "_error": "", "_stage": "", "_raw": ""}
+    except Exception as problem:
+        reason = lines.excerpt(error_reason(problem))
+        return {**carried, "_error": reason, "_stage": stage, "_raw": raw_input(row)}
 
 
 def error_reason(problem: BaseException) -> str:

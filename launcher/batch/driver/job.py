@@ -246,6 +246,11 @@ class Job:
         return tuple(dict.fromkeys((*self.keep, *ids)))
 
 
+def thin_job(job: Job) -> Job:
+    """Return a job for each task or actor to carry: it does not grow with the input."""
+    return dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
+
+
 def read_job(work: str) -> Job:
     """Read WORK/job.json.
 

@@ -12,17 +12,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import batches, budget, cluster, source
+from . import batches, budget, cluster, pooling, results, source
 from . import job as jobs
+from .generation import with_output
 from .manifest import Manifest
 from .progress import Tracker
+from .results import Converter, Part
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
 IN_FLIGHT = 4  # batches in flight per replica: the next ones are fetched while it works
-CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
     manifest: Manifest,
     pending: Mapping[int, bytes],
     progress: Tracker,
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     cluster.connect(logs=True)
     cluster.configure_data()
@@ -43,6 +44,7 @@ def run(
         "code": pack_code(job.work),
         "target": options.target,
         "args": dict(options.args),
+        "converter": Converter(job, manifest.types),
         "gate": cluster.create_gate(options.replicas[0]),
     }
     data = add_actor_stage(
@@ -57,11 +59,9 @@ def run(
         job, progress, ACTOR, options.replicas, {"GPU": options.num_gpus, "CPU": options.num_cpus}
     ) as watch:
         for table in cluster.iter_tables(data):
-            for note in sorted({note for note in table.column("_note").to_pylist() if note}):
-                progress.warn(note)
-            results = [to_result(row) for row in table.drop_columns(["_note"]).to_pylist()]
-            watch.finished(len(results))
-            yield results
+            parts = results.unpack(table)
+            watch.finished(results.count_rows(parts))
+            yield parts
 
 
 def add_preprocess_stage(data: Dataset, job: jobs.Job) -> Dataset:
@@ -101,18 +101,18 @@ def add_actor_stage(
     )
 
 
-def to_result(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for the sink."""
-    out = row.pop("_out")
-    return {**pickle.loads(out), **row} if out else row  # noqa: S301 - pickled by our own replica
-
-
 class Replica:
     """One instance of the user's class. An exception in its constructor ends the job."""
 
     def __init__(
-        self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None
+        self,
+        code: dict[str, bytes],
+        target: str,
+        args: dict[str, Any],
+        converter: Converter,
+        gate: Any = None,
     ) -> None:
+        self.converter = converter
         self.call = load_target(code, target)(**args)
         cluster.wait_at_gate(gate)
 
@@ -121,11 +121,8 @@ class Replica:
         rows = table.to_pylist()
         notes: list[str] = []
         answered = answer_rows(rows, self.call, notes)
-        out = [
-            {**with_answer(row, answer), "_note": "".join(notes)}
-            for row, answer in zip(rows, answered, strict=True)
-        ]
-        return source.to_block(out, ("_out", "_note"))
+        done = [with_answer(row, answer) for row, answer in zip(rows, answered, strict=True)]
+        return results.pack(self.converter.convert(done, notes))
 
 
 class Preprocess:
@@ -160,31 +157,17 @@ def answer_rows(
     return answered
 
 
-def with_answer(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
-    """Return a row with its answer, without the columns that only error rows need."""
-    passed_on = {name: row[name] for name in CARRIED}
-    if isinstance(answer, dict):
-        return {**passed_on, "_raw": "", "_out": pickle.dumps(answer)}
-    return {
-        **passed_on,
-        "_error": answer,
-        "_stage": row["_stage"] or "inference",
-        "_raw": raw_input(row),
-        "_out": b"",
-    }
+def with_answer(row: dict[str, Any], answer: batches.Answer) -> dict[str, Any]:
+    """Return a row with its answer; one that failed before is passed on."""
+    return row if row["_error"] else with_output(row, answer, pooling.require_columns)
 
 
 def with_columns(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
     """Return a row with the function's result in place of its columns."""
-    row = {**row, "_raw": raw_input(row)}  # of the input: its columns are replaced below
+    row = {**row, "_raw": source.raw_input(row)}  # of the input: its columns are replaced below
     if isinstance(answer, dict):
         return {**row, "_data": pickle.dumps(answer)}
     return {**row, "_error": answer, "_stage": row["_stage"] or "preprocess", "_data": b""}
-
-
-def raw_input(row: Mapping[str, Any]) -> str:
-    """Return a row's input as shown in an error row."""
-    return row["_raw"] or (source.input_excerpt(row["_data"]) if row["_data"] else "")
 
 
 def pack_code(work: str) -> dict[str, bytes]:

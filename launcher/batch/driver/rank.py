@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import cluster, order
 from .engine_loop import is_engine_dead, watch_engine
-from .generation import answer_columns, error_reason, sampling_params
-from .job import Job
+from .generation import answer_columns, sampling_params, with_output
 from .prompts import Prompter, PromptError
 from .ray_internals import log_paths
+from .results import Converter, Part, Row
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -59,24 +59,14 @@ class RankSettings:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowAnswer:
-    """Result of one row: output columns, or an error and its stage."""
-
-    row: int
-    error: str = ""
-    stage: str = ""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Rank:
     """The actor.
 
     `together`: the ranks synchronize in every step of the model, so all must take the same steps.
     """
 
-    def __init__(self, job: Job, together: bool) -> None:
-        self.job, self.together = job, together
+    def __init__(self, converter: Converter, together: bool) -> None:
+        self.converter, self.job, self.together = converter, converter.job, together
         self.llm: LLM
 
     def hello(self) -> RankProcess:
@@ -106,22 +96,26 @@ class Rank:
         self.tokenizer = self.llm.get_tokenizer()
         self.prompter.check_template(self.tokenizer)
 
-    def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[RowAnswer]:
-        """Answer rows (numbers and pickled columns), each exactly once and in order."""
-        token_ids: list[list[int]] = []
-        answers: list[RowAnswer] = []
-        for row, data in rows:
+    def answer(self, rows: Sequence[Row]) -> list[Part]:
+        """Answer rows as read, each exactly once and in order."""
+        prompts: list[list[int] | Exception] = []
+        for row in rows:
             try:
-                token_ids.append(self.encode_prompt(pickle.loads(data)))  # noqa: S301 - own data
-                answers.append(RowAnswer(row=row))
+                prompts.append(self.encode_prompt(pickle.loads(row["_data"])))  # noqa: S301 - own data
             # any exception from a template belongs to its row
             except Exception as problem:
-                answers.append(RowAnswer(row=row, error=error_reason(problem), stage="prompt"))
+                prompts.append(problem)
+        token_ids = [prompt for prompt in prompts if not isinstance(prompt, Exception)]
         ask = self.step if self.together else self.generate_alone
         outputs = iter(order.ask_in_order(ask, token_ids, self.job.engine.order, prompt_key))
-        return [
-            answer if answer.error else to_answer(answer.row, next(outputs)) for answer in answers
-        ]
+        return self.converter.convert(
+            [
+                with_output(row, prompt, answer_columns, "prompt")
+                if isinstance(prompt, Exception)
+                else with_output(row, next(outputs), answer_columns)
+                for row, prompt in zip(rows, prompts, strict=True)
+            ]
+        )
 
     def encode_prompt(self, columns: Mapping[str, Any]) -> list[int]:
         """Return a row's prompt as token ids.
@@ -219,13 +213,3 @@ def prompt_key(ids: list[int]) -> bytes:
 def token_prompts(token_ids: list[list[int]]) -> list[dict[str, list[int]]]:
     """Return token ids as vLLM prompts."""
     return [{"prompt_token_ids": ids} for ids in token_ids]
-
-
-def to_answer(row: int, output: Any) -> RowAnswer:
-    """Convert an output or exception to an answer."""
-    try:
-        if isinstance(output, Exception):
-            raise output
-        return RowAnswer(row=row, columns=answer_columns(output))
-    except Exception as problem:
-        return RowAnswer(row=row, error=error_reason(problem), stage="inference")

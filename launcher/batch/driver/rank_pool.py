@@ -12,7 +12,7 @@ from typing import Any
 from ...agent import cause
 from . import failures
 from .budget import QUEUE_TIMEOUT
-from .job import Failed, Job
+from .job import Failed
 from .postmortem import (
     SEARCHED_LINES,
     describe_exception,
@@ -25,6 +25,7 @@ from .postmortem import (
 )
 from .progress import Tracker
 from .rank import Rank, RankProcess, RankSettings
+from .results import Converter, Row
 
 # seconds for the rank at fault to report before one that lost it is blamed
 GRACE = 10.0
@@ -65,9 +66,10 @@ class RankPool:
     """
 
     def __init__(
-        self, job: Job, slots: Sequence[RankSlot], progress: Tracker, *, together: bool
+        self, converter: Converter, slots: Sequence[RankSlot], progress: Tracker, *, together: bool
     ) -> None:
-        self.job, self.slots, self.progress, self.together = job, slots, progress, together
+        self.converter, self.job = converter, converter.job
+        self.slots, self.progress, self.together = slots, progress, together
         self.actors: list[Any] = []
         self.nodes: list[str] = []
         self.processes: dict[int, RankProcess] = {}
@@ -91,7 +93,7 @@ class RankPool:
             options = actor.options(
                 num_gpus=gpus, num_cpus=0, max_restarts=0, scheduling_strategy=node_affinity(node)
             )
-            self.actors.append(options.remote(self.job, self.together))
+            self.actors.append(options.remote(self.converter, self.together))
         self.progress.replicas(0, len(self.slots))
         self.progress.set(
             "waiting", f"{text}: waiting for {gpus} free accelerator{'s' * (gpus > 1)} for each"
@@ -145,8 +147,8 @@ class RankPool:
             raise Failed(f"{slot}: Ray has no such node", evidence, hint)
         return alive[slot.ip]
 
-    def submit(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
-        """Queue rows (numbers and pickled columns) on a rank."""
+    def submit(self, rank: int, tag: Any, rows: Sequence[Row]) -> None:
+        """Queue rows on a rank."""
         parallel = self.job.data_parallel
         assert parallel is not None  # noqa: S101 - the mode says so
         doing = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import merge
 from itertools import islice
 from typing import Any
 
@@ -22,9 +23,10 @@ from .job import DataParallel, Failed, Job, Refused
 from .manifest import Manifest
 from .progress import Tracker
 from .prompts import Prompter
-from .rank import RankSettings, RowAnswer
+from .rank import RankSettings
 from .rank_pool import RankPool, RankSlot
-from .source import count_rows, input_excerpt
+from .results import Converter, Part, Row
+from .source import count_rows
 
 # byte limit of a rank's slice, which this process holds and sends
 SLICE_BYTES = 32 * 2**20
@@ -34,26 +36,24 @@ MAX_AHEAD = 4
 # the keys that vLLM checks
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
-Row = dict[str, Any]
-
 
 @dataclass(slots=True, kw_only=True)
 class Slice:
     """Consecutive rows for one rank, and their answers."""
 
     rows: list[Row]
-    answers: dict[int, RowAnswer] = field(default_factory=dict)
+    answers: list[Part] = field(default_factory=list)
     done: bool = False
 
     @property
-    def pending(self) -> list[tuple[int, bytes]]:
-        """Numbers and columns of the rows without an error."""
-        return [(row["_row"], row["_data"]) for row in self.rows if not row["_error"]]
+    def pending(self) -> list[Row]:
+        """Rows without an error."""
+        return [row for row in self.rows if not row["_error"]]
 
 
 def run(
     job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
-) -> Iterator[list[Row]]:
+) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks and in input order.
 
     Raises:
@@ -79,18 +79,17 @@ def run(
     together = moe and parallel.size > 1
     size = slice_rows(count_rows(pending), parallel)
     cluster.connect(logs=False)
-    with RankPool(job, slots, progress, together=together) as pool:
+    converter = Converter(job, manifest.types)
+    with RankPool(converter, slots, progress, together=together) as pool:
         master = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
         pool.start(
             [rank_settings(job, slot, master, moe=moe) for slot in slots],
             describe_ranks(job, master, moe=moe),
         )
         rows = read_pending(job, manifest, pending)
-        yield from (
-            run_in_step(rows, pool, len(slots), size)
-            if together
-            else run_apart(rows, pool, len(slots), size)
-        )
+        run_slices = run_in_step if together else run_apart
+        for part in run_slices(rows, pool, len(slots), size):
+            yield merge_answers(converter, part)
 
 
 def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
@@ -242,7 +241,7 @@ def cut_slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
         yield Slice(rows=part)
 
 
-def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
+def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[Slice]:
     """Run rounds: one slice per rank, one call of every engine per round, if only with a
     placeholder.
 
@@ -258,8 +257,7 @@ def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> I
         while pool.busy:
             settle_finished(pool)
         start_round(following, pool, ranks)
-        for part in parts:
-            yield merge_answers(part)
+        yield from parts
         parts = following
 
 
@@ -276,7 +274,7 @@ def take_round(cut: Iterator[Slice], ranks: int) -> list[Slice]:
     return list(islice(cut, ranks))
 
 
-def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
+def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[Slice]:
     """Submit the next slice to the least loaded rank; yield slices in order.
 
     A slow rank delays the others by at most `MAX_AHEAD` slices each, and takes fewer of the next.
@@ -295,7 +293,7 @@ def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Ite
         elif not window[0].done:
             settle_finished(pool)
         while window and window[0].done:
-            yield merge_answers(window.popleft())
+            yield window.popleft()
 
 
 def hand_out(part: Slice, pool: RankPool, rank: int) -> None:
@@ -311,37 +309,21 @@ def settle_finished(pool: RankPool) -> None:
         settle(part, answers, rank)
 
 
-def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
+def settle(part: Slice, answers: list[Part], rank: int) -> None:
     """Store a rank's answers to a slice.
 
     Raises:
         Failed: they are not for its rows, each once and in order.
     """
-    numbers = [row for row, _ in part.pending]
-    if [answer.row for answer in answers] != numbers:
+    numbers = [row["_row"] for row in part.pending]
+    if list(merge(*(part.table["row"].to_pylist() for part in answers))) != numbers:
         raise Failed(
             f"rank {rank} was given {len(numbers)} rows and answered others",
             f"expected: {numbers[:5]}…",
         )
-    part.answers = {answer.row: answer for answer in answers}
-    part.done = True
+    part.answers, part.done = answers, True
 
 
-def merge_answers(part: Slice) -> list[Row]:
-    """Return a slice's rows for the sink."""
-    return [to_result(row, part.answers.get(row["_row"])) for row in part.rows]
-
-
-def to_result(row: Row, answer: RowAnswer | None) -> Row:
-    """Return a row as answered, failed in its rank, or invalid from the start."""
-    carried = {"_row": row["_row"], "_keep": row["_keep"]}
-    if answer is None:
-        return {**carried, "_error": row["_error"], "_stage": row["_stage"], "_raw": row["_raw"]}
-    if answer.error:
-        return {
-            **carried,
-            "_error": answer.error,
-            "_stage": answer.stage,
-            "_raw": row["_raw"] or input_excerpt(row["_data"]),
-        }
-    return {**carried, "_error": "", "_stage": "", "_raw": "", **answer.columns}
+def merge_answers(converter: Converter, part: Slice) -> list[Part]:
+    """Return a slice's answers, and its rows that were invalid from the start."""
+    return [*part.answers, *converter.convert([row for row in part.rows if row["_error"]])]

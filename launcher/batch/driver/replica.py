@@ -11,18 +11,18 @@ from functools import partial
 from typing import Any
 
 from ... import upstream
-from . import adapters, cluster, failures, lines, order, pooling, postmortem, source
+from . import adapters, cluster, failures, order, pooling, postmortem, results
 from .engine_loop import EngineLoop, watch_engine
-from .generation import answer_columns, error_reason, sampling_params
-from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, RowKind
+from .generation import answer_columns, sampling_params, with_output
+from .job import RowKind
 from .openai_format.server import ApiServer, response_columns
 from .ray_internals import log_paths
+from .results import Converter
 
 # vLLM's message for a dead process without an exit code yet
 UNKNOWN_EXIT = upstream.text("vllm.engine-exit-unknown")
 NOT_STARTED = "vlaunch: the engine did not start"  # marks the end of the output in the log
 LOG_LINES = 10_000  # lines of a log; at most its last 64 KiB are read
-CARRIED = ("_row", "_keep")
 # sampling parameters that vLLM tokenizes, or compiles to a grammar, per request
 TOKENIZED = ("bad_words", "structured_outputs")
 
@@ -30,29 +30,26 @@ TOKENIZED = ("bad_words", "structured_outputs")
 class Replica:
     """One vLLM engine.
 
-    `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests; `job` is the batch job's
-    name, `lora` has its adapter by name. An exception in its constructor ends the job.
+    `arguments` are those of `vllm.LLM`, or of `vllm serve` for requests. An exception in its
+    constructor ends the job.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        kind: RowKind,
-        sampling: Mapping[str, Any],
+        converter: Converter,
         gate: Any = None,
-        order: Order = "prefix",
-        job: str = "",
-        lora: Mapping[str, str] | None = None,
     ) -> None:
         self.cleanup = ExitStack()
-        cluster.label_log(job)
-        self.kind, self.order = kind, order
+        job = converter.job
+        cluster.label_log(job.name)
+        self.kind, self.order, self.converter = job.row_kind, job.engine.order, converter
         self.engine: EngineLoop | pooling.Scorer | ApiServer
-        if kind == "request":
+        if self.kind == "request":
             with explain_start():
                 self.engine = ApiServer(arguments)
         else:
-            self.engine = self.start_engine(arguments, kind, sampling, lora)
+            self.engine = self.start_engine(arguments, self.kind, job.sampling, job.lora)
         self.cleanup.callback(self.engine.close)
         cluster.wait_at_gate(gate)
 
@@ -85,15 +82,15 @@ class Replica:
         )
 
     def __call__(self, table: Any) -> Any:
-        """Answer a block; rows that failed before are passed on."""
-        rows = table.to_pylist()
+        """Answer a block."""
+        return results.pack(self.converter.convert(self.answer(table.to_pylist())))
+
+    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answer prepared rows; those that failed before are passed on."""
         columns = COLUMN_BUILDERS[self.kind]
-        results = {**RESULT_COLUMNS[self.kind], CACHED_TOKENS: "integer"}
         good = [row for row in rows if not row["_error"]]
         outputs = iter(order.ask_in_order(self.ask_engine, good, self.order, order.prompt_key))
-        done = [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
-        nothing = {name: EMPTY_VALUES[type_] for name, type_ in results.items()}
-        return source.to_block([{**nothing, **row} for row in done], tuple(results))
+        return [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
 
     def ask_engine(self, rows: list[dict[str, Any]]) -> list[Any]:
         """Answer prepared rows; return an output or an exception for each."""
@@ -102,10 +99,6 @@ class Replica:
     def __del__(self) -> None:
         """Shut down the engine's processes with the actor, as Ray Data ends it."""
         self.cleanup.close()
-
-
-# empty values of result columns, by type
-EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
 
 
 def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,24 +118,6 @@ def render_prompt(llm: Any, prompt: Any) -> Any:
     Encoder-decoder engines split a prompt into two themselves.
     """
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
-
-
-def with_output(
-    row: Mapping[str, Any], output: Any, columns: Callable[[Any], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a row with its output columns or error, without columns that only error rows need."""
-    carried = {name: row[name] for name in CARRIED}
-    try:
-        if isinstance(output, Exception):
-            raise output
-        return {**carried, "_error": "", "_stage": "", "_raw": "", **columns(output)}
-    except Exception as problem:
-        failure = {
-            "_error": lines.excerpt(error_reason(problem)),
-            "_stage": "inference",
-            "_raw": row["_raw"],
-        }
-        return {**carried, **failure}
 
 
 COLUMN_BUILDERS: Mapping[RowKind, Callable[[Any], dict[str, Any]]] = {

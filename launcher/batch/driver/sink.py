@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import errno
 import time
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from ...core.interrupts import defer_signals
-from .encode import Encoder, Row, error_lines, output_columns, unpack_keep
+from .encode import Encoded, Encoder
 from .job import CACHED_TOKENS, Failed, Job
 from .ledger import Ledger
-from .lines import EXCERPT_LENGTH
 from .manifest import Manifest
 from .progress import Tracker
+from .results import TOKEN_COLUMNS, Converter, Part, Row
 from .storage import brief_error, mask_secrets
 
 # approximate bytes of rows that commit a file, regardless of `rows_per_file`
 LARGEST = 64 << 20
-SCALARS = frozenset((int, float, bool, type(None)))
+ENCODERS = 2  # threads that encode files
+IN_FLIGHT = 3  # files that are encoded or committed at once; then the pipeline waits
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -27,98 +32,103 @@ class Buffer:
     """Rows waiting for their file."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.bytes = 0
+        self.tables: deque[Any] = deque()
+        self.rows = self.bytes = 0
         self.since = 0.0
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, table: Any) -> None:
         if not self.rows:
             self.since = time.monotonic()
-        self.rows += rows
-        self.bytes += estimate_bytes(rows)
+        self.tables.append(table)
+        self.rows += table.num_rows
+        self.bytes += table.nbytes
 
-    def take(self, count: int) -> list[Row]:
+    def take(self, count: int) -> list[Any]:
         """Remove and return the first rows."""
-        self.bytes = self.bytes * (len(self.rows) - count) // len(self.rows)
-        first_rows, self.rows = self.rows[:count], self.rows[count:]
-        return first_rows
-
-
-def estimate_bytes(rows: list[Row]) -> int:
-    """Return the approximate bytes of rows."""
-    total = 64 * len(rows)
-    for row in rows:
-        for value in row.values():
-            kind = type(value)
-            if kind is str or kind is bytes:
-                total += len(value)
-            elif kind not in SCALARS:
-                total += 8 * len(value) if hasattr(value, "__len__") else 64
-    return total
+        self.bytes = self.bytes * (self.rows - count) // self.rows
+        self.rows -= count
+        taken = []
+        while count:
+            table = self.tables.popleft()
+            if table.num_rows > count:
+                self.tables.appendleft(table.slice(count))
+                table = table.slice(0, count)
+            taken.append(table)
+            count -= table.num_rows
+        return taken
 
 
 class Sink:
     """Buffer that commits a file after `rows_per_file` rows, 64 MB, or `seconds`.
 
+    Threads encode files; one thread commits them in order, after `fence` has returned.
+
     Raises:
         Failed: from any method: no space left, the folder cannot be written, or more error rows
-            than `limits.errors` (what came before is committed first).
+            than `limits.errors` (what came before is committed first). Any other exception of a
+            thread is raised as it is.
     """
 
-    def __init__(self, job: Job, ledger: Ledger, manifest: Manifest, progress: Tracker) -> None:
-        self.job, self.ledger, self.progress = job, ledger, progress
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        manifest: Manifest,
+        progress: Tracker,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.job, self.ledger, self.progress, self.fence = job, ledger, progress, fence
+        self.converter = Converter(job, manifest.types)
         self.buffers = {"rows": Buffer(), "errors": Buffer()}
-        self.broken: Failed | None = None
-        self.warned: set[str] = set()
-        self.firsts = [split.first for split in manifest.splits]
-        self.row_bytes = [manifest.split_row_bytes(split) for split in manifest.splits]
+        self.broken: BaseException | None = None
+        self.firsts = np.array([split.first for split in manifest.splits])
+        sizes = [manifest.split_row_bytes(split) for split in manifest.splits]
+        self.row_bytes = np.array(sizes, float)
         with self.explain_errors():
             self.encoder = Encoder(job, manifest, ledger.out)
+        self.encoders = ThreadPoolExecutor(ENCODERS, "encode")
+        self.committer = ThreadPoolExecutor(1, "commit")
+        self.files: deque[Future[list[Row]]] = deque()  # not yet committed
         self.check()
 
-    def add(self, rows: list[Row]) -> int:
+    def add(self, parts: Iterable[Part]) -> int:
         """Add result rows, without duplicates; return the number of new ones.
 
         Counts them (and tokens) in the progress.
         """
-        if self.broken:
-            raise self.broken
-        good = self.select_new("rows", [row for row in rows if not row["_error"]])
-        failed = self.select_new("errors", [row for row in rows if row["_error"]])
-        size = sum(self.row_bytes[self.split_of(row["_row"])] for row in (*good, *failed))
-        self.progress.count(len(good), len(failed), *self.count_tokens(good), input_bytes=size)
-        self.buffer_rows("rows", good)
-        self.buffer_rows("errors", failed)
+        count = 0
+        for kind, table, warnings in parts:
+            self.settle(IN_FLIGHT)
+            for warning in warnings:
+                self.progress.warn(warning)
+            new = self.select_new(kind, table)
+            good = new.num_rows if kind == "rows" else 0
+            size = self.count_bytes(new["row"].to_numpy())
+            self.progress.count(good, new.num_rows - good, *count_tokens(new), input_bytes=size)
+            self.buffer_rows(kind, new)
+            count += new.num_rows
         self.check()
-        return len(good) + len(failed)
+        return count
 
-    def split_of(self, row: int) -> int:
-        """Return the index of a row's split."""
-        return bisect_right(self.firsts, row) - 1
+    def count_bytes(self, numbers: Any) -> float:
+        """Return the bytes of rows in the input."""
+        splits = np.searchsorted(self.firsts, numbers, "right") - 1
+        return float(self.row_bytes[splits].sum())
 
-    def count_tokens(self, answers: list[Row]) -> tuple[int, int, int]:
-        """Return tokens of prompts, answers and cached prompts; 0 in mode `predict`, whose columns
-        may have the same names.
-        """
-        if self.job.mode == "predict":
-            return 0, 0, 0
-        read = sum(row.get("prompt_tokens") or 0 for row in answers)
-        written = sum(row.get("output_tokens") or 0 for row in answers)
-        return read, written, sum(row.get(CACHED_TOKENS) or 0 for row in answers)
-
-    def buffer_rows(self, kind: str, rows: list[Row]) -> None:
+    def buffer_rows(self, kind: str, table: Any) -> None:
         """Buffer rows, and commit the files that are full."""
-        if not rows:
+        if not table.num_rows:
             return
         buffer = self.buffers[kind]
-        buffer.add(rows)
-        while len(buffer.rows) >= self.job.write.rows_per_file:
-            self.commit(kind, self.job.write.rows_per_file)
+        buffer.add(table)
+        while buffer.rows >= self.job.write.rows_per_file:
+            self.write(kind, self.job.write.rows_per_file)
         if buffer.bytes >= LARGEST:
-            self.commit(kind, len(buffer.rows))
+            self.write(kind, buffer.rows)
 
     def tick(self) -> None:
         """Commit rows older than `write.seconds`; call it about once a second."""
+        self.settle(IN_FLIGHT)
         now = time.monotonic()
         if any(
             buffer.rows and now - buffer.since >= self.job.write.seconds
@@ -129,14 +139,14 @@ class Sink:
 
     def flush(self) -> None:
         """Commit all buffered rows."""
-        if not any(buffer.rows for buffer in self.buffers.values()):
+        if not self.files and not any(buffer.rows for buffer in self.buffers.values()):
             return
-        if self.broken:
-            raise self.broken
-        # Answers first: those that cannot be written become error rows.
-        for kind, buffer in self.buffers.items():
-            while buffer.rows:
-                self.commit(kind, min(len(buffer.rows), self.job.write.rows_per_file))
+        with defer_signals():
+            # Answers first: those that cannot be written become error rows.
+            for kind, buffer in self.buffers.items():
+                while buffer.rows:
+                    self.write(kind, min(buffer.rows, self.job.write.rows_per_file))
+                self.settle()
 
     def close(self) -> None:
         """Flush and refuse further rows."""
@@ -144,58 +154,58 @@ class Sink:
         self.check()
         self.broken = Failed("the output is closed")
 
-    def select_new(self, kind: str, rows: list[Row]) -> list[Row]:
+    def select_new(self, kind: str, table: Any) -> Any:
         """Return the rows that were not accounted for."""
-        numbers = self.ledger.add(kind, [row["_row"] for row in rows])
-        if len(numbers) == len(rows):
-            return rows
-        new_numbers = set(numbers)
-        first = []
-        for row in rows:
-            if row["_row"] in new_numbers:
-                new_numbers.discard(row["_row"])
-                first.append(row)
-        return first
+        numbers = table["row"].to_numpy().tolist()
+        new_numbers = self.ledger.add(kind, numbers)
+        if len(numbers) == len(new_numbers):
+            return table
+        places = {number: place for place, number in reversed(list(enumerate(numbers)))}
+        return table.take(np.array([places[number] for number in new_numbers], np.int64))
 
-    def commit(self, kind: str, count: int) -> None:
-        """Commit the first `count` rows of a buffer as one file.
+    def write(self, kind: str, count: int) -> None:
+        """Give the first `count` rows of a buffer to the threads, as one file.
 
         They leave the buffer first: after an interruption the next run repeats them, and none is
         written twice.
         """
+        self.settle(IN_FLIGHT - 1)
         with self.explain_errors(), defer_signals():
-            rows = self.buffers[kind].take(count)
-            if kind == "errors":
-                rows.sort(key=lambda row: row["_row"])
-                self.ledger.commit(
-                    kind, [row["_row"] for row in rows], error_lines(self.job, rows), "jsonl"
-                )
-                return
-            encoded = self.encoder.encode(rows)
-            if encoded.numbers:
-                self.ledger.commit(kind, encoded.numbers, encoded.data, self.encoder.ending)
-            if encoded.misfits:
-                self.move_to_errors(encoded.misfits)
-            for name in self.encoder.skipped_columns - self.warned:
-                self.warned.add(name)
-                self.progress.warn(
-                    f"column {name} is not kept: the first rows lack it; name it under `keep`"
-                )
+            tables = self.buffers[kind].take(count)
+            if kind == "rows":
+                self.encoder.prepare(tables)
+            encoded = self.encoders.submit(self.encoder.encode, kind, tables)
+            self.files.append(self.committer.submit(self.commit, kind, encoded))
 
-    def move_to_errors(self, misfits: list[tuple[Row, str]]) -> None:
+    def commit(self, kind: str, encoding: Future[Encoded]) -> list[Row]:
+        """Commit a file, unless one before it failed; return error rows of rejected answers."""
+        if self.broken:
+            raise self.broken
+        with self.explain_errors():
+            encoded = encoding.result()
+            if encoded.numbers:
+                ending = self.encoder.ending if kind == "rows" else "jsonl"
+                self.fence()
+                self.ledger.commit(kind, encoded.numbers, encoded.data, ending)
+            return encoded.misfits
+
+    def settle(self, limit: int = 0) -> None:
+        """Wait until at most `limit` files are not committed; raise what a thread has raised."""
+        while self.files and (len(self.files) > limit or self.files[0].done()):
+            misfits = self.files[0].result()
+            self.files.popleft()
+            self.move_to_errors(misfits)
+        if self.broken:
+            raise self.broken
+
+    def move_to_errors(self, misfits: list[Row]) -> None:
         """Turn answers that cannot be written into error rows."""
+        if not misfits:
+            return
         self.ledger.move_to_errors(len(misfits))
         self.progress.count(-len(misfits), len(misfits))
-        rows = [
-            {
-                **row,
-                "_error": reason,
-                "_stage": "write",
-                "_raw": row.get("_raw") or answer_excerpt(row),
-            }
-            for row, reason in misfits
-        ]
-        self.buffers["errors"].add(rows)
+        for part in self.converter.convert(misfits):
+            self.buffers["errors"].add(part.table)
 
     def check(self) -> None:
         """Raise Failed when there are too many error rows."""
@@ -212,24 +222,29 @@ class Sink:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """Explain a filesystem's errors; after one, this sink writes nothing more.
+        """Explain a filesystem's errors; after any exception, this sink writes nothing more.
 
         A file whose commit failed may exist all the same (an object store's answer may be lost): a
         retry here could write rows twice. The next run checks.
         """
         try:
             yield
-        except Failed as failed:
-            self.broken = failed
-            raise
         except OSError as error:
             self.broken = explain_error(error, mask_secrets(self.ledger.out.address))
             raise self.broken from error
         except BaseException as error:
-            self.broken = Failed(
-                "the output could not be written", f"{type(error).__name__}: {brief_error(error)}"
-            )
+            self.broken = error
             raise
+
+
+def count_tokens(answers: Any) -> tuple[int, int, int]:
+    """Return tokens of prompts, answers and cached prompts; 0 in mode `predict`, whose columns may
+    have the same names.
+    """
+    if CACHED_TOKENS not in answers.column_names:
+        return 0, 0, 0
+    read, written, cached = (int(answers[name].to_numpy().sum()) for name in TOKEN_COLUMNS)
+    return read, written, cached
 
 
 def explain_error(error: OSError, folder: str) -> Failed:
@@ -255,13 +270,4 @@ def explain_error(error: OSError, folder: str) -> Failed:
         f"{folder} cannot be written",
         brief_error(error),
         f"check that it exists and is writable, {again}",
-    )
-
-
-def answer_excerpt(row: Row) -> str:
-    """Return an unwritable answer as shown in an error row."""
-    return (
-        str({**unpack_keep(row), **output_columns(row)})[:EXCERPT_LENGTH]
-        .encode("utf-8", "backslashreplace")
-        .decode()[:EXCERPT_LENGTH]
     )

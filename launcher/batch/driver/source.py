@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import lines
 from .bitmap import count_bits
-from .job import CACHED_TOKENS, Job
+from .job import Job
 from .manifest import Manifest, Split
 from .ray_internals import HEAD_RESOURCES, set_claims
 from .rows import read_split
@@ -31,12 +31,6 @@ FEW_ROWS = 20_000  # rows that a single process handles quickly
 # CPUs that a read task claims: replicas may have claimed all, and would wait for its rows forever
 TASK_CPUS = 0
 
-# columns added by stages that are not text
-COLUMN_KINDS = {
-    **dict.fromkeys(("_data", "_out", "_tokens", "embedding"), "bytes"),
-    **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED_TOKENS), "integer"),
-    "score": "number",
-}
 S = TypeVar("S")
 
 
@@ -186,17 +180,21 @@ def input_excerpt(data: bytes) -> str:
         return "(nested too deep to be shown)"
 
 
+def raw_input(row: Mapping[str, Any]) -> str:
+    """Return a row's input as shown in an error row."""
+    return row["_raw"] or (input_excerpt(row["_data"]) if row.get("_data") else "")
+
+
 def to_block(rows: Sequence[Mapping[str, Any]], extra_columns: Sequence[str] = ("_data",)) -> Any:
     """Return rows as an Arrow table of fixed schema: users' columns travel pickled.
 
-    `extra_columns` follow the columns of every row: text, unless `COLUMN_KINDS` says otherwise.
+    `extra_columns` follow the columns of every row.
     """
     import pyarrow as pa
 
     text, data = pa.large_string(), pa.large_binary()
     fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data}
-    kinds = {"bytes": data, "integer": pa.int64(), "number": pa.float64()}
-    fields |= {name: kinds.get(COLUMN_KINDS.get(name, ""), text) for name in extra_columns}
+    fields |= {name: data if name in ("_data", "_tokens") else text for name in extra_columns}
     return pa.table(
         {name: pa.array([row[name] for row in rows], type=kind) for name, kind in fields.items()}
     )

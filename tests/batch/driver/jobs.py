@@ -11,6 +11,7 @@ from launcher.batch.driver import job as jobs
 from launcher.batch.driver import rows, survey
 from launcher.batch.driver.bitmap import RowSet, row_numbers
 from launcher.batch.driver.manifest import Manifest, Split
+from launcher.batch.driver.sink import Sink
 
 
 def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
@@ -40,6 +41,13 @@ def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
         plain[key] = {**plain[key], **value} if nested else value
     Path(plain["work"]).mkdir(exist_ok=True)
     return jobs.parse_job(plain)
+
+
+class RowSink(Sink):
+    """A sink of rows, which it converts as replicas do."""
+
+    def add_rows(self, rows: list[dict[str, Any]]) -> int:
+        return self.add(self.converter.convert(rows))
 
 
 def surveyed(spec: jobs.Job) -> survey.Manifest:

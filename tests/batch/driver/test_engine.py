@@ -17,6 +17,7 @@ from launcher.batch.driver import engine, order, source
 from launcher.batch.driver.job import Refused
 from launcher.batch.driver.prompts import Prompter
 from launcher.batch.driver.ray_internals import HEAD_RESOURCES
+from launcher.batch.driver.results import Converter
 from tests.batch.driver.jobs import job
 
 CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
@@ -140,7 +141,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
     """A replica gets at most half, and runs no more at once, in threads."""
     data = Dataset()
     spec = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
-    engine.add_inference_stage(data, spec, 50, 200)
+    engine.add_inference_stage(data, Converter(spec, {}), 50, 200)
     ((stage, options),) = data.stages
 
     assert stage.__name__ == engine.ACTOR
@@ -152,8 +153,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
         "enable_true_multi_threading": True,
     }
     assert options["fn_constructor_kwargs"]["gate"] == "gate of 2"
-    assert options["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
-    assert options["fn_constructor_kwargs"]["order"] == "prefix"
+    assert options["fn_constructor_kwargs"]["converter"].job.sampling == {"temperature": 0}
 
 
 @pytest.mark.usefixtures("pools")
@@ -163,9 +163,9 @@ def test_replicas_know_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for form, lora in (("jsonl", {"sql": "/l"}), ("openai", None)):
         data = Dataset()
         spec = job(tmp_path, lora={"sql": "/l"}, write={"format": form})
-        engine.add_inference_stage(data, spec, 50, 200)
+        engine.add_inference_stage(data, Converter(spec, {}), 50, 200)
         constructor_args = data.stages[0][1]["fn_constructor_kwargs"]
-        assert constructor_args.get("lora") == lora
+        assert constructor_args["converter"].job.lora == {"sql": "/l"}
         modules = constructor_args["arguments"].get("lora_modules")
         assert modules == (None if lora else ["sql=/l"])
 

@@ -19,8 +19,7 @@ from launcher.batch.driver import ledger, storage
 from launcher.batch.driver.job import Job, Refused
 from launcher.batch.driver.manifest import Manifest
 from launcher.batch.driver.progress import Tracker
-from launcher.batch.driver.sink import Sink
-from tests.batch.driver.jobs import answered, failed, job, pending_rows, surveyed
+from tests.batch.driver.jobs import RowSink, answered, failed, job, pending_rows, surveyed
 
 pytestmark = pytest.mark.processes
 
@@ -41,9 +40,9 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
 def run(spec: Job, manifest: Manifest) -> None:
     """Play the driver: answer every pending row, with an error for every fifth."""
     book = ledger.recover(spec, manifest, spec.retry_errors)
-    sink = Sink(spec, book, manifest, Tracker(spec))
+    sink = RowSink(spec, book, manifest, Tracker(spec))
     for number in pending_rows(manifest, book.all_pending(manifest)):
-        sink.add([failed(number) if number % 5 == 0 else answered(number)])
+        sink.add_rows([failed(number) if number % 5 == 0 else answered(number)])
     sink.close()
 
 
@@ -327,8 +326,8 @@ def test_a_ledger_has_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     left: dict[str, bytes] = {}
     for _ in range(ROWS):
         book = ledger.recover(spec, manifest)
-        sink = Sink(spec, book, manifest, Tracker(spec))
-        sink.add([answered(pending_rows(manifest, book.all_pending(manifest))[-1])])
+        sink = RowSink(spec, book, manifest, Tracker(spec))
+        sink.add_rows([answered(pending_rows(manifest, book.all_pending(manifest))[-1])])
         sink.close()
         left |= {path.name: path.read_bytes() for path in folder.glob("part-*")}
         assert len(list(folder.glob("part-*"))) <= 2 + book.done // 3

@@ -24,7 +24,9 @@ import pytest
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import budget
 from launcher.batch.driver.job import Failed
+from launcher.batch.driver.results import Converter, Part
 from tests.batch.driver.jobs import answered, failed, pending_rows
+from tests.ssh.processes import awaited
 
 Pipeline = Callable[..., Iterator[list[dict[str, Any]]]]
 
@@ -61,7 +63,10 @@ def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipel
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
-        monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=pipeline))
+        def converted(job: Any, manifest: Any, *rest: Any) -> Iterator[list[Part]]:
+            return map(Converter(job, manifest.types).convert, pipeline(job, manifest, *rest))
+
+        monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=converted))
         return driver.main(str(work))
 
     yield started
@@ -174,14 +179,16 @@ def test_a_killed_driver_continues_in_an_archive(work: Path, tmp_path: Path, end
     (work / "job.json").write_text(json.dumps(spec))
     program = """
 import os, pickle, sys, types
-from launcher.batch.driver import __main__ as driver, rows
+from launcher.batch.driver import __main__ as driver, results, rows
 from tests.batch.driver.jobs import answered
 
 def pipeline(job, manifest, pending, progress):
+    converter = results.Converter(job, manifest.types)
     for split in manifest.splits:
         for row in rows.read_split(job, manifest, split, pending[split.index]):
             number = row["_row"]
-            yield [answered(number, answer=pickle.loads(row["_data"])["text"])]
+            answer = answered(number, answer=pickle.loads(row["_data"])["text"])
+            yield converter.convert([answer])
             if number == 5 and sys.argv[2] == "die":
                 os._exit(9)
 
@@ -378,6 +385,44 @@ def test_a_lock_on_a_removed_file_does_not_count(
     monkeypatch.setattr(fcntl, "flock", late)
     with driver.lock_work(str(work)) as lock_file:
         assert os.path.samestat(os.fstat(lock_file.fileno()), (work / "lock").stat())
+
+
+def test_a_driver_whose_lock_was_removed_commits_no_more(
+    work: Path, run: Callable[[Pipeline], int]
+) -> None:
+    """The next driver of the job would have its own lock."""
+
+    def unlocked(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        yield [answered(row) for row in range(4)]
+        assert awaited(lambda: written(work) == [0, 1, 2, 3])
+        (work / "lock").unlink()
+        yield [answered(row) for row in range(4, 10)]
+
+    assert run(unlocked) == 1
+    assert "no longer belongs to this driver" in read_progress(work)["error"]["message"]
+    assert written(work) == [0, 1, 2, 3]
+    assert run(everything) == 0
+    assert written(work) == list(range(10))
+
+
+def test_a_mistake_while_writing_is_reported_as_it_is(
+    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a disk that cannot be written; the next run continues."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.ledger.Ledger, "commit", broken)
+        assert run(everything) == 1
+    error = read_progress(work)["error"]
+    assert "a mistake" in error["message"] + error["evidence"]
+    assert "written" not in error["message"]
+    assert run(everything) == 0
+    assert written(work) == list(range(10))
 
 
 def test_a_folder_without_locks_is_no_second_driver(

@@ -26,6 +26,7 @@ from launcher.batch.driver import engine, replica, rows, source
 from launcher.batch.driver import job as jobs
 from launcher.batch.driver.job import Failed
 from launcher.batch.driver.openai_format import request, response, server
+from launcher.batch.driver.results import Converter, Part, unpack
 from tests.batch.driver.jobs import all_rows, job, surveyed
 from tests.batch.driver.test_sink import lines
 
@@ -196,14 +197,13 @@ def request_job(folder: Path, *items: dict[str, Any] | str, **changes: Any) -> A
     return job(folder, read=read, prompt=None, write={"format": "openai"}, **changes)
 
 
-def pipeline(spec: Any, manifest: Any, *_: Any) -> Iterator[list[dict[str, Any]]]:
+def pipeline(spec: Any, manifest: Any, *_: Any) -> Iterator[list[Part]]:
     """Do in this process what Ray Data does on the cluster."""
-    loaded = replica.Replica(engine.engine_arguments(spec), spec.row_kind, {})
+    loaded = replica.Replica(engine.engine_arguments(spec), Converter(spec, manifest.types))
     prepare = engine.Prepare(spec)
     for split in manifest.splits:
         read = list(rows.read_split(spec, manifest, split, all_rows(split)))
-        table = loaded(prepare(source.to_block(read)))
-        yield [engine.to_result(row) for row in table.to_pylist()]
+        yield unpack(loaded(prepare(source.to_block(read))))
 
 
 def run_job(
@@ -325,9 +325,9 @@ def test_a_dead_engine_writes_no_error_entries(client: SimpleNamespace) -> None:
     assert ended
 
 
-def test_closing_shuts_the_engine_down(client: SimpleNamespace) -> None:
+def test_closing_shuts_the_engine_down(tmp_path: Path, client: SimpleNamespace) -> None:
     """With the replica, as Ray Data ends it."""
-    loaded = replica.Replica({"model": "tiny"}, "request", {})
+    loaded = replica.Replica({"model": "tiny"}, Converter(request_job(tmp_path), {}))
     assert client.log == ["started"]
     del loaded
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.batch.driver import engine, replica, source
+from launcher.batch.driver import engine, replica
+from launcher.batch.driver.results import Converter
 from tests.batch.driver.jobs import job
 from tests.batch.driver.test_engine import prepared
 
@@ -90,9 +91,8 @@ def answer_columns(spec: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[
     rows = prepared(spec, *columns)
     arguments = engine.engine_arguments(spec)
     arguments = {name: arguments[name] for name in ("model", "runner")}
-    loaded = replica.Replica(arguments, spec.task, spec.sampling)
-    table = loaded(source.to_block(rows, engine.PREPARED))
-    return loaded, [engine.to_result(row) for row in table.to_pylist()]
+    loaded = replica.Replica(arguments, Converter(spec, {}))
+    return loaded, loaded.answer(rows)
 
 
 def test_a_vector_is_sent_as_bytes(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
 
 def test_an_answered_row_has_no_input() -> None:
     """`_raw` is only for error rows; copied columns stay."""
-    result = predict.to_result({**predict.with_answer(row(3), {"score": 0.5})})
+    result = predict.with_answer(row(3), {"score": 0.5})
     assert result == {
         "_row": 3,
         "_error": "",
@@ -41,17 +41,14 @@ def test_an_answered_row_has_no_input() -> None:
 
 def test_a_failed_row_names_its_stage() -> None:
     """This one, or an earlier one with its reason."""
-    assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_stage"] == "inference"
-    assert (
-        predict.to_result(predict.with_answer(row(3, "not JSON", "read"), "not JSON"))["_stage"]
-        == "read"
-    )
+    assert predict.with_answer(row(3), "ValueError: no")["_stage"] == "inference"
+    assert predict.with_answer(row(3, "not JSON", "read"), "not JSON")["_stage"] == "read"
     assert predict.with_columns(row(3), "ValueError: no")["_stage"] == "preprocess"
 
 
 def test_a_failed_row_shows_its_input() -> None:
     """As read, even if an earlier function has changed its columns."""
-    assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
+    assert predict.with_answer(row(3), "ValueError: no")["_raw"] == '{"n": 3}'
     assert (
         predict.with_answer(predict.with_columns(row(3), {"m": 4}), "ValueError: no")["_raw"]
         == '{"n": 3}'
@@ -61,7 +58,7 @@ def test_a_failed_row_shows_its_input() -> None:
 
 def test_a_user_column_cannot_replace_a_row_number() -> None:
     """For any result of a class, the row keeps its number and its error."""
-    result = predict.to_result(predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1}))
+    result = predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1})
     assert (result["_row"], result["_error"], result["x"]) == (3, "", 1)
 
 

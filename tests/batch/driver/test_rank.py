@@ -110,7 +110,8 @@ def create_rank(
 ) -> rank.Rank:
     """Return a loaded rank."""
     job: Any = SimpleNamespace(name="demo", sampling={}, engine=SimpleNamespace(order=order))
-    rank_actor = rank.Rank(job, together)
+    converter: Any = SimpleNamespace(job=job, convert=lambda rows: rows)
+    rank_actor = rank.Rank(converter, together)
     rank_actor.llm, rank_actor.tokenizer, rank_actor.params = (
         Engine(wrong, fatal),
         Tokenizer(),
@@ -120,9 +121,20 @@ def create_rank(
     return rank_actor
 
 
-def rows(*texts: str) -> list[tuple[int, bytes]]:
-    """Return rows with numbers from 10, as sent by the driver."""
-    return [(10 + index, pickle.dumps({"t": text})) for index, text in enumerate(texts)]
+def row(number: int, data: bytes) -> dict[str, Any]:
+    """Return a row as sent by the driver."""
+    return {"_row": number, "_raw": "raw", "_keep": b"", "_data": data}
+
+
+def rows(*texts: str) -> list[dict[str, Any]]:
+    """Return rows with numbers from 10."""
+    return [row(10 + index, pickle.dumps({"t": text})) for index, text in enumerate(texts)]
+
+
+def answer_rows(actor: rank.Rank, sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a rank's answers, before they are converted."""
+    answers: Any = actor.answer(sent)
+    return list(answers)
 
 
 @pytest.fixture
@@ -142,24 +154,30 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     """One answer per row, in order, and one call of the engine for all."""
     rank_actor = create_rank(together=together)
 
-    answers = rank_actor.answer(
+    answers = answer_rows(
+        rank_actor,
         [
             *rows("one"),
-            (20, pickle.dumps({"other": 1})),
-            (21, b"no pickle"),
+            row(20, pickle.dumps({"other": 1})),
+            row(21, b"no pickle"),
             *rows("", "two", "far too long"),
-        ]
+        ],
     )
 
-    assert [answer.row for answer in answers] == [10, 20, 21, 10, 11, 12]
-    assert answers[0].columns == {
+    assert [answer["_row"] for answer in answers] == [10, 20, 21, 10, 11, 12]
+    assert answers[0] == {
+        "_row": 10,
+        "_keep": b"",
+        "_error": "",
+        "_stage": "",
+        "_raw": "",
         "answer": "eno",
         "finish_reason": "stop",
         "prompt_tokens": 4,
         "output_tokens": 2,
         "_cached": 0,
     }
-    assert [answer.columns.get("answer") for answer in answers] == [
+    assert [answer.get("answer") for answer in answers] == [
         "eno",
         None,
         None,
@@ -167,13 +185,13 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
         "owt",
         None,
     ]
-    assert answers[1].error == "KeyError: 't'"
-    assert answers[2].error.startswith("UnpicklingError")
+    assert answers[1]["_error"] == "KeyError: 't'"
+    assert answers[2]["_error"].startswith("UnpicklingError")
     assert (
-        answers[5].error
+        answers[5]["_error"]
         == "the prompt has 13 tokens; with an answer, at most 7 fit (max_model_len)"
     )
-    assert {answer.stage for answer in answers if answer.error} == {"prompt"}
+    assert {answer["_stage"] for answer in answers if answer["_error"]} == {"prompt"}
     assert rank_actor.llm.calls == [["one", "", "two"]]
 
 
@@ -183,18 +201,19 @@ def test_long_rows_run_early_and_answers_stay_in_order(together: bool) -> None:
     """Shared prefixes would be grouped; rows without a prompt are left out."""
     rank_actor = create_rank(together=together, order="prefix")
 
-    answers = rank_actor.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
+    answers = answer_rows(rank_actor, [*rows("a", "cccc"), row(20, b"no pickle"), *rows("bb")])
 
     assert rank_actor.llm.calls == [["cccc", "bb", "a"]]
-    assert [answer.columns.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
+    assert [answer.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
 
 
 def test_a_huge_prompt_is_not_tokenized() -> None:
     """Megabytes are rejected by length."""
-    (answer,) = create_rank().answer(rows("x" * (MOST * 2 + 1)))
+    (answer,) = answer_rows(create_rank(), rows("x" * (MOST * 2 + 1)))
 
     assert (
-        answer.error == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
+        answer["_error"]
+        == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
     )
 
 
@@ -206,26 +225,29 @@ def test_invalid_text_is_the_rows_error(text: str, error: str) -> None:
         ord(letter) for letter in text
     ]
 
-    assert error in rank_actor.answer(rows(text))[0].error
+    assert error in answer_rows(rank_actor, rows(text))[0]["_error"]
 
 
 def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> None:
     """The template has already added them."""
     rank_actor = create_rank(chat=True)
 
-    (answer,) = rank_actor.answer(rows("hi"))
+    (answer,) = answer_rows(rank_actor, rows("hi"))
 
-    assert (answer.columns["answer"], answer.columns["prompt_tokens"]) == (">ih<", 4)
+    assert (answer["answer"], answer["prompt_tokens"]) == (">ih<", 4)
 
 
 def test_an_independent_engine_fails_only_the_rejected_row() -> None:
     """vLLM rejects the whole batch; then rows are queried one by one."""
     rank_actor = create_rank(wrong="bad")
 
-    answers = rank_actor.answer(rows("one", "bad", "two"))
+    answers = answer_rows(rank_actor, rows("one", "bad", "two"))
 
-    assert [answer.columns.get("answer") for answer in answers] == ["eno", None, "owt"]
-    assert (answers[1].error, answers[1].stage) == ("RuntimeError: no bad here", "inference")
+    assert [answer.get("answer") for answer in answers] == ["eno", None, "owt"]
+    assert (answers[1]["_error"], answers[1]["_stage"]) == (
+        "RuntimeError: no bad here",
+        "inference",
+    )
 
 
 def test_surplus_answers_are_an_error() -> None:
@@ -236,10 +258,10 @@ def test_surplus_answers_are_an_error() -> None:
         [*prompts[:1], *prompts], params, use_tqdm
     )
 
-    answers = rank_actor.answer(rows("one", "two"))
+    answers = answer_rows(rank_actor, rows("one", "two"))
 
-    assert [(answer.row, answer.columns) for answer in answers] == [(10, {}), (11, {})]
-    assert answers[0].error == "RuntimeError: vLLM was given 1 prompts and returned 2 answers"
+    assert [answer["_row"] for answer in answers if "answer" not in answer] == [10, 11]
+    assert answers[0]["_error"] == "RuntimeError: vLLM was given 1 prompts and returned 2 answers"
 
 
 @pytest.mark.usefixtures("vllm")
@@ -248,7 +270,7 @@ def test_a_rank_in_step_never_calls_its_engine_twice() -> None:
     rank_actor = create_rank(together=True, wrong="bad")
 
     with pytest.raises(RuntimeError, match="no bad here"):
-        rank_actor.answer(rows("one", "bad"))
+        answer_rows(rank_actor, rows("one", "bad"))
     assert len(rank_actor.llm.calls) == 1
 
 
@@ -258,7 +280,7 @@ def test_a_rank_in_step_without_a_good_row_sends_a_placeholder() -> None:
     rank_actor = create_rank(together=True)
 
     assert rank_actor.answer([]) == []
-    assert rank_actor.answer(rows("far too long"))[0].error
+    assert answer_rows(rank_actor, rows("far too long"))[0]["_error"]
     assert rank_actor.llm.calls == [["placeholder"], ["placeholder"]]
 
 
@@ -269,7 +291,7 @@ def test_a_missing_answer_fails_the_rank() -> None:
     rank_actor.llm.lost = 1
 
     with pytest.raises(RuntimeError, match="given 2 prompts and returned 1 answers"):
-        rank_actor.answer(rows("one", "two"))
+        answer_rows(rank_actor, rows("one", "two"))
 
 
 def test_an_independent_engine_is_not_called_without_rows() -> None:
@@ -286,14 +308,14 @@ def test_a_dead_engine_is_no_error_of_a_row(texts: tuple[str, ...]) -> None:
     rank_actor = create_rank(wrong="bad" if "bad" in texts else "-", fatal="fatal")
 
     with pytest.raises(RuntimeError, match="gone"):
-        rank_actor.answer(rows(*texts))
+        answer_rows(rank_actor, rows(*texts))
 
 
 def test_an_aborted_request_is_an_error_row() -> None:
     """It has partial text."""
-    (answer,) = create_rank().answer(rows("ab"))
+    (answer,) = answer_rows(create_rank(), rows("ab"))
 
-    assert (answer.error, answer.stage) == ("vLLM aborted this request: abort", "inference")
+    assert (answer["_error"], answer["_stage"]) == ("vLLM aborted this request: abort", "inference")
 
 
 @pytest.mark.usefixtures("vllm")
@@ -333,11 +355,11 @@ def test_processes_of_a_killed_rank_are_killed() -> None:
     is watched.
     """
     program = """
-import dataclasses, json, subprocess, sys
+import dataclasses, json, subprocess, sys, types
 from launcher.batch.driver import rank
 rank.log_paths = lambda: ("worker.out", "worker.err")
 from launcher.batch.driver.rank import Rank
-card = Rank(None, False).hello()
+card = Rank(types.SimpleNamespace(job=None), False).hello()
 subprocess.Popen(["sleep", "300"])
 print(json.dumps(dataclasses.asdict(card)), flush=True)
 print("an error", file=sys.stderr, flush=True)

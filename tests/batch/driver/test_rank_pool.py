@@ -17,6 +17,7 @@ import pytest
 from launcher.batch.driver import rank_pool
 from launcher.batch.driver.job import Failed, parse_job
 from launcher.batch.driver.rank import RankProcess, RankSettings
+from launcher.batch.driver.results import Converter
 
 
 class Died(Exception):
@@ -163,7 +164,7 @@ def hired(
         }
     )
     return rank_pool.RankPool(
-        job,
+        Converter(job, {}),
         [rank_pool.RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(ips)],
         progress,
         together=True,
@@ -223,12 +224,12 @@ def test_ranks_answer_in_submission_order(ray: Ray, progress: Progress) -> None:
     pool = hired(progress)
     pool.start(SETTINGS, "")
     ray.results["one", "answer"] = Ref(pending=True)
-    pool.submit(0, "slow", [(1, b"")])
-    pool.submit(1, "first", [(2, b"")])
-    pool.submit(1, "second", [(3, b"")])
+    pool.submit(0, "slow", [{}])
+    pool.submit(1, "first", [{}])
+    pool.submit(1, "second", [{}])
 
-    assert pool.finished() == [(1, "first", ([(2, b"")],))]
-    assert pool.finished() == [(1, "second", ([(3, b"")],))]
+    assert pool.finished() == [(1, "first", ([{}],))]
+    assert pool.finished() == [(1, "second", ([{}],))]
     assert (pool.load(0), pool.load(1), pool.busy) == (1, 0, True)
 
 
@@ -262,7 +263,7 @@ def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Pr
     pool = hired(progress, timeout=0.05)
     pool.start(SETTINGS, "")
     ray.results = {("one", "answer"): Ref(pending=True), ("two", "answer"): Ref(pending=True)}
-    pool.submit(0, None, [(1, b""), (2, b"")])
+    pool.submit(0, None, [{}, {}])
     pool.submit(1, None, [])
 
     with pytest.raises(
@@ -300,8 +301,8 @@ def test_a_dead_rank_explains_the_rank_that_lost_it(ray: Ray, progress: Progress
         ("one", "answer"): Ref(RuntimeError("the peer is gone")),
         ("two", "answer"): Ref(Died(died)),
     }
-    pool.submit(0, None, [(1, b"")])
-    pool.submit(1, None, [(2, b"")])
+    pool.submit(0, None, [{}])
+    pool.submit(1, None, [{}])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 ended: its process was killed") as failed:
         pool.finished()

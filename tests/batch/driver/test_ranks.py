@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import random
 import sys
 from collections import deque
@@ -18,8 +19,8 @@ from launcher.batch.driver import cluster, ranks
 from launcher.batch.driver import rows as reading
 from launcher.batch.driver.bitmap import row_numbers
 from launcher.batch.driver.job import Failed, Preprocess, Refused, parse_job
-from launcher.batch.driver.rank import RowAnswer
 from launcher.batch.driver.rank_pool import RankSlot
+from launcher.batch.driver.results import Converter, Part
 from tests.batch.driver.jobs import bitmap
 
 NODES = [
@@ -48,6 +49,7 @@ def job(
             "model": model,
             "read": {"sources": [], "format": "jsonl"},
             "prompt": {"column": "t"},
+            "write": {"format": "jsonl"},
             "engine": {"tp": tp, "pp": pp, "args": args or {}},
             "data_parallel": {
                 "size": 2,
@@ -68,9 +70,14 @@ def row(number: int) -> dict[str, Any]:
         "_error": "not JSON" if bad else "",
         "_stage": "read" if bad else "",
         "_raw": f"raw {number}",
-        "_keep": b"kept",
+        "_keep": pickle.dumps({"kept": number}),
         "_data": b"" if bad else b"data",
     }
+
+
+def converter() -> Converter:
+    """Return the converter of a job."""
+    return Converter(job(), {})
 
 
 class RankPool:
@@ -84,8 +91,8 @@ class RankPool:
         self.random, self.slow, self.spoil = random.Random(seed), slow, spoil
         self.most = 0
 
-    def submit(self, rank: int, tag: Any, rows: list[tuple[int, bytes]]) -> None:
-        self.calls[rank].append([number for number, _ in rows])
+    def submit(self, rank: int, tag: Any, rows: list[dict[str, Any]]) -> None:
+        self.calls[rank].append([row["_row"] for row in rows])
         self.tasks[rank].append((tag, rows))
         self.most = max(self.most, sum(map(len, self.tasks)))
 
@@ -96,42 +103,48 @@ class RankPool:
     def load(self, rank: int) -> int:
         return len(self.tasks[rank])
 
-    def finished(self) -> list[tuple[int, Any, list[RowAnswer]]]:
+    def finished(self) -> list[tuple[int, Any, list[Part]]]:
         able = [rank for rank, tasks in enumerate(self.tasks) if tasks]
         quick = [rank for rank in able if rank != self.slow] or able
         rank = self.random.choice(quick)
         tag, rows = self.tasks[rank].popleft()
         answers = [
-            RowAnswer(row=number, error="too long", stage="prompt")
-            if number % 5 == 3
-            else RowAnswer(row=number, columns={"answer": f"{number}!"})
-            for number, _ in rows
+            {**row, "_error": "too long", "_stage": "prompt"}
+            if row["_row"] % 5 == 3
+            else {**row, "_raw": "", "answer": f"{row['_row']}!"}
+            for row in rows
         ]
-        return [(rank, tag, self.spoil(answers) if self.spoil else answers)]
+        converted = converter().convert(self.spoil(answers) if self.spoil else answers)
+        return [(rank, tag, converted)]
 
 
-def accounted(results: list[list[dict[str, Any]]], numbers: list[int]) -> None:
-    """Check that every row came once, in order, with the right result."""
-    rows = [row for block in results for row in block]
-    assert [row["_row"] for row in rows] == numbers
-    for row in rows:
-        number = row["_row"]
-        assert "_data" not in row
-        assert row["_keep"] == b"kept"
-        if number % 7 == 6:
-            assert (row["_error"], row["_stage"], row["_raw"]) == (
-                "not JSON",
-                "read",
-                f"raw {number}",
-            )
-        elif number % 5 == 3:
-            assert (row["_error"], row["_stage"], row["_raw"]) == (
-                "too long",
-                "prompt",
-                f"raw {number}",
-            )
-        else:
-            assert (row["_error"], row["_raw"], row["answer"]) == ("", "", f"{number}!")
+def accounted(results: list[list[Part]], numbers: list[int]) -> None:
+    """Check that every row came once, with the right result, and slices in order."""
+    came: list[int] = []
+    for parts in results:
+        lines = [
+            (part.kind, json.loads(line))
+            for part in parts
+            for line in part.table["_line"].to_pylist()
+        ]
+        came += sorted(line["row"] for _, line in lines)
+        for kind, line in lines:
+            number = line["row"]
+            if number % 7 == 6:
+                assert (line["reason"], line["stage"]) == ("not JSON", "read")
+                assert (kind, line["input"]) == ("errors", f"raw {number}")
+            elif number % 5 == 3:
+                assert (line["reason"], line["stage"]) == ("too long", "prompt")
+                assert (kind, line["input"]) == ("errors", f"raw {number}")
+            else:
+                assert line == {"row": number, "kept": number, "answer": f"{number}!"}
+                assert kind == "rows"
+    assert came == numbers
+
+
+def collect(slices: Iterator[ranks.Slice]) -> list[list[Part]]:
+    """Return the results of slices."""
+    return [ranks.merge_answers(converter(), part) for part in slices]
 
 
 @pytest.mark.parametrize("mode", [ranks.run_in_step, ranks.run_apart])
@@ -142,7 +155,7 @@ def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int
     for seed in range(5):
         pool = RankPool(size, seed)
 
-        accounted(list(mode(map(row, range(count)), pool, size, 4)), list(range(count)))
+        accounted(collect(mode(map(row, range(count)), pool, size, 4)), list(range(count)))
 
         requests = sorted(number for calls in pool.calls for call in calls for number in call)
         assert requests == [number for number in range(count) if number % 7 != 6]
@@ -163,7 +176,8 @@ def test_a_round_without_a_good_row_calls_no_rank() -> None:
     pool = RankPool(2)
     bad = [row(6) | {"_row": number} for number in range(8)]
 
-    assert sum(map(len, ranks.run_in_step(bad, pool, 2, 4))) == 8  # type: ignore[arg-type]
+    slices = ranks.run_in_step(bad, pool, 2, 4)  # type: ignore[arg-type]
+    assert sum(len(part.rows) for part in slices) == 8
     assert pool.calls == [[], []]
 
 
@@ -189,7 +203,7 @@ def test_a_slow_rank_gets_less_work() -> None:
 
     first = next(ranks.run_apart(source(), pool, 2, 4))  # type: ignore[arg-type]
 
-    assert [item["_row"] for item in first] == [0, 1, 2, 3]
+    assert [item["_row"] for item in first.rows] == [0, 1, 2, 3]
     assert len(numbers) == ranks.MAX_AHEAD * 2 * 4
     assert len(pool.calls[0]) <= ranks.QUEUED_SLICES < len(pool.calls[1])
     assert pool.most <= ranks.QUEUED_SLICES * 2
@@ -426,7 +440,7 @@ def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     warned: list[str] = []
     progress = SimpleNamespace(warn=warned.append)
     manifest = SimpleNamespace(
-        splits=[SimpleNamespace(index=index, first=10 * index) for index in range(3)]
+        splits=[SimpleNamespace(index=index, first=10 * index) for index in range(3)], types={}
     )
     first, third = [0, 1, 2, 3, 8, 9], range(20, 41)
     pending = {0: bitmap(*first, first=0), 2: bitmap(*third, first=20)}
@@ -449,7 +463,7 @@ def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     result = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
     next(result)
-    crews[1].spoil = lambda answers: [*answers, RowAnswer(row=-1)]
+    crews[1].spoil = lambda answers: [*answers, {**row(0), "_row": -1}]
     with pytest.raises(Failed, match="answered others"):
         list(result)
     assert crews[1].ended

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.driver import engine, failures, replica, source
+from launcher.batch.driver import failures, replica
 from launcher.batch.driver.job import Failed
+from launcher.batch.driver.results import Converter
 from tests.batch.driver.jobs import job
 from tests.batch.driver.test_engine import prepared
 
@@ -108,6 +109,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return vllm_module
 
 
+def loaded(folder: Path, model: str = "tiny", **changes: Any) -> replica.Replica:
+    """Return a replica of a job."""
+    return replica.Replica({"model": model}, Converter(job(folder, **changes), {}))
+
+
 def test_an_adapter_is_loaded_before_the_first_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,12 +122,11 @@ def test_an_adapter_is_loaded_before_the_first_row(
     module.LoRARequest = lambda *values: values  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", module)
-    lora = {"sql": "/l/sql"}
-    actor = replica.Replica({"model": "tiny"}, "generate", {}, lora=lora)
+    actor = loaded(tmp_path, lora={"sql": "/l/sql"})
 
     assert actor.llm.llm_engine.adapter == ("sql", 1, "/l/sql")
     rows = prepared(job(tmp_path), {"text": "abc"})
-    (answer,) = actor(source.to_block(rows, engine.PREPARED)).to_pylist()
+    (answer,) = actor.answer(rows)
     assert answer["answer"] == "cba"
 
 
@@ -131,9 +136,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     """
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
     rows = prepared(job(tmp_path), *columns)
-    result = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
-    table = result(source.to_block(rows, engine.PREPARED))
-    results = [engine.to_result(row) for row in table.to_pylist()]
+    results = loaded(tmp_path, sampling={"temperature": 0.0}).answer(rows)
 
     assert results[0] == {
         "_row": 0,
@@ -165,10 +168,9 @@ def test_long_rows_run_early_and_answers_stay_in_order(
     """Unless the job requires input order."""
     texts = ["aa", "cccc", "a", "bbb"]
     rows = prepared(job(tmp_path), *({"text": text} for text in texts))
-    result = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
-    table = result(source.to_block(rows, engine.PREPARED))
+    result = loaded(tmp_path, engine={"order": order})
 
-    assert [row["answer"] for row in table.to_pylist()] == [text[::-1] for text in texts]
+    assert [row["answer"] for row in result.answer(rows)] == [text[::-1] for text in texts]
     assert result.llm.llm_engine.prompts == prompts
 
 
@@ -189,10 +191,10 @@ def test_encoder_decoder_engines_receive_the_prompt_itself() -> None:
     assert replica.render_prompt(llm, {"prompt": "hi"}) == {"prompt": "hi"}
 
 
-def test_rejected_sampling_parameters_fail_before_the_model_loads() -> None:
+def test_rejected_sampling_parameters_fail_before_the_model_loads(tmp_path: Path) -> None:
     """They are wrong for every row."""
     with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
-        replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
+        loaded(tmp_path, "not loaded", sampling={"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
 
@@ -227,7 +229,7 @@ def test_a_failed_start_has_a_reason(
     monkeypatch.setattr(replica, "log_sizes", lambda: {str(path): path.stat().st_size})
     monkeypatch.setattr(replica, "await_output", lambda _: None)
     with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
-        replica.Replica({"model": "tiny"}, "generate", {})
+        loaded(tmp_path)
     # Ray forwards only the text of an exception in an actor's constructor.
     failed = failures.explain(
         RuntimeError("".join(traceback.format_exception(raised.value))), "engine"

@@ -19,8 +19,7 @@ import pytest
 from launcher.batch.driver import ledger, sink, storage
 from launcher.batch.driver.job import Failed, Job
 from launcher.batch.driver.progress import Tracker
-from launcher.batch.driver.sink import Sink
-from tests.batch.driver.jobs import answered, failed, job, surveyed
+from tests.batch.driver.jobs import RowSink, answered, failed, job, surveyed
 from tests.ssh.processes import awaited
 
 ROWS = 5000
@@ -33,9 +32,9 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def open_sink(spec: Job) -> Sink:
+def open_sink(spec: Job) -> RowSink:
     manifest = surveyed(spec)
-    return Sink(spec, ledger.recover(spec, manifest), manifest, Tracker(spec))
+    return RowSink(spec, ledger.recover(spec, manifest), manifest, Tracker(spec))
 
 
 def lines(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -51,7 +50,7 @@ def test_answers_and_errors_are_written_side_by_side(tmp_path: Path, source: Pat
     result = open_sink(job(tmp_path, source, keep={"n": None}, read={"id": "id"}))
     keep = pickle.dumps({"n": 7, "id": "r7"})
     assert (
-        result.add(
+        result.add_rows(
             [
                 answered(7, _keep=keep, _cached=1),
                 failed(9, "bad", _keep=pickle.dumps({"id": "r9"})),
@@ -85,8 +84,8 @@ def test_answers_and_errors_are_written_side_by_side(tmp_path: Path, source: Pat
 def test_repeated_rows_are_dropped(tmp_path: Path, source: Path) -> None:
     """In one call, in a later one, and as an error after an answer; they are not counted."""
     result = open_sink(job(tmp_path, source))
-    assert result.add([answered(1), answered(1), answered(2)]) == 2
-    assert result.add([answered(2), failed(1)]) == 0
+    assert result.add_rows([answered(1), answered(1), answered(2)]) == 2
+    assert result.add_rows([answered(2), failed(1)]) == 0
     result.close()
 
     assert [row["row"] for row in lines(tmp_path / "out", "rows")] == [1, 2]
@@ -96,8 +95,8 @@ def test_repeated_rows_are_dropped(tmp_path: Path, source: Path) -> None:
 def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
     """The rest waits for its deadline, or for the end."""
     rows = open_sink(job(tmp_path, source, write={"rows_per_file": 4}))
-    rows.add([answered(n) for n in range(10)])
-    rows.tick()
+    rows.add_rows([answered(n) for n in range(10)])
+    rows.settle()
     assert [
         len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "out/rows").iterdir())
     ] == [4, 4]
@@ -109,7 +108,7 @@ def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
 def test_waiting_rows_are_committed(tmp_path: Path, source: Path) -> None:
     """A crash costs only these seconds."""
     result = open_sink(job(tmp_path, source, write={"seconds": 0.0}))
-    result.add([answered(1)])
+    result.add_rows([answered(1)])
     result.tick()
 
     assert len(lines(tmp_path / "out", "rows")) == 1
@@ -121,7 +120,8 @@ def test_large_rows_do_not_wait_for_others(
     """A buffer has a limit of bytes, too."""
     monkeypatch.setattr(sink, "LARGEST", 100_000)
     result = open_sink(job(tmp_path, source))
-    result.add([answered(n, answer="x" * 30_000) for n in range(4)])
+    result.add_rows([answered(n, answer="x" * 30_000) for n in range(4)])
+    result.settle()
 
     assert len(lines(tmp_path / "out", "rows")) == 4
     assert result.buffers["rows"].bytes == 0
@@ -138,7 +138,7 @@ def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
         job(tmp_path, source, keep=None, write={"format": "parquet", "rows_per_file": 2})
     )
     keep = pickle.dumps({"n": 1, "tags": '["a"]', "answer": "mine", "score": 1.5, "later": 1})
-    rows.add(
+    rows.add_rows(
         [
             answered(0, _keep=keep),
             answered(1, _keep=keep),
@@ -175,7 +175,7 @@ def test_columns_of_a_class_come_from_the_first_file(tmp_path: Path, source: Pat
     """
     spec = job(tmp_path, source, mode="predict", write={"format": "parquet"})
     result = open_sink(spec)
-    result.add(
+    result.add_rows(
         [
             predicted(n, label="cat", score=0.5, vector=[1.0, 2.0], more={"a": n}, nothing=None)
             for n in range(3)
@@ -183,13 +183,13 @@ def test_columns_of_a_class_come_from_the_first_file(tmp_path: Path, source: Pat
     )
     result.flush()
     result = open_sink(spec)
-    result.add(
+    result.add_rows(
         [
             predicted(3, label="dog", score=1, vector=None, more=None, nothing="now"),
             predicted(4, label=5, score=0.1),
         ]
     )
-    result.add([predicted(5, label="x", extra=1), predicted(6)])
+    result.add_rows([predicted(5, label="x", extra=1), predicted(6)])
     result.close()
 
     table = pq.read_table(tmp_path / "out" / "rows")
@@ -208,8 +208,8 @@ def test_columns_of_a_class_come_from_the_first_file(tmp_path: Path, source: Pat
 def test_values_in_json_lines(tmp_path: Path, source: Path) -> None:
     """NaN becomes null, decimals text, bytes base64; unserializable values are error rows."""
     result = open_sink(job(tmp_path, source, mode="predict"))
-    result.add([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
-    result.add([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
+    result.add_rows([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
+    result.add_rows([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
     result.close()
 
     assert lines(tmp_path / "out", "rows") == [
@@ -222,7 +222,7 @@ def test_values_in_json_lines(tmp_path: Path, source: Path) -> None:
 def test_an_input_column_never_replaces_the_number(tmp_path: Path, source: Path) -> None:
     """With all columns copied, one of them called `row`."""
     result = open_sink(job(tmp_path, source, keep=None))
-    result.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
+    result.add_rows([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
     result.close()
 
     (row,) = lines(tmp_path / "out", "rows")
@@ -237,7 +237,7 @@ def test_a_failure_without_a_message(tmp_path: Path, source: Path) -> None:
             raise RuntimeError("\n")
 
     result = open_sink(job(tmp_path, source, mode="predict"))
-    result.add([predicted(0, a=Mute()), predicted(1, a="b")])
+    result.add_rows([predicted(0, a=Mute()), predicted(1, a="b")])
     result.close()
 
     assert lines(tmp_path / "out", "rows") == [{"row": 1, "a": "b"}]
@@ -248,9 +248,9 @@ def test_too_many_errors_fail_the_job_after_a_commit(tmp_path: Path, source: Pat
     """The next run fails before it loads a model."""
     spec = job(tmp_path, source, limits={"errors": 2})
     result = open_sink(spec)
-    result.add([failed(0), failed(1), answered(2)])
+    result.add_rows([failed(0), failed(1), answered(2)])
     with pytest.raises(Failed, match=r"3 rows have failed, and `limits\.errors` is 2") as raised:
-        result.add([failed(3)])
+        result.add_rows([failed(3)])
 
     assert "--retry-errors" in raised.value.hint
     assert len(lines(tmp_path / "out", "errors")) == 3
@@ -274,7 +274,7 @@ def test_a_full_disk_is_explained(
     """Without a retry, as the file may exist. No partial file is visible to the next run."""
     spec = job(tmp_path, source)
     result = open_sink(spec)
-    result.add([answered(n) for n in range(3)])
+    result.add_rows([answered(n) for n in range(3)])
 
     def full(path: str, data: bytes) -> None:
         Path(path).write_bytes(data[:10])
@@ -287,10 +287,10 @@ def test_a_full_disk_is_explained(
     assert "run `vlaunch batch` again" in raised.value.hint
     assert list((tmp_path / "out" / "rows").iterdir()) == []
     with pytest.raises(Failed, match=expected):
-        result.add([answered(4)])
+        result.add_rows([answered(4)])
     again = open_sink(spec)
     assert again.ledger.done == 0
-    again.add([answered(n) for n in range(3)])
+    again.add_rows([answered(n) for n in range(3)])
     again.close()
 
     assert len(lines(tmp_path / "out", "rows")) == 3
@@ -318,7 +318,7 @@ def test_readers_get_complete_files(tmp_path: Path, source: Path) -> None:
     thread.start()
     try:
         for start in range(0, 600, 50):
-            rows.add([answered(n) for n in range(start, start + 50)])
+            rows.add_rows([answered(n) for n in range(start, start + 50)])
             assert awaited(lambda least=start // 50: len(calls) > least)  # the reader has run
         rows.close()
     finally:
@@ -347,7 +347,7 @@ def test_a_signal_waits_for_the_file(
         renamed(hidden, path)
 
     result = open_sink(job(tmp_path, source))
-    result.add([answered(1)])
+    result.add_rows([answered(1)])
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with monkeypatch.context() as patch:
@@ -360,3 +360,130 @@ def test_a_signal_waits_for_the_file(
     assert len(lines(tmp_path / "out", "rows")) == 1
     result.flush()
     assert len(lines(tmp_path / "out", "rows")) == 1
+
+
+def test_a_thread_that_fails_stops_the_job_with_its_own_error(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later file is committed, not even one that is encoded already."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 2}))
+    begun: list[Any] = []
+    encoded = threading.Event()
+    commit, encode = result.ledger.commit, result.encoder.encode
+
+    def failing(*file: Any) -> None:
+        begun.append(file)
+        assert encoded.wait(30)
+        if len(begun) == 2:
+            raise ZeroDivisionError("a mistake")
+        commit(*file)
+
+    def last_sets(kind: str, tables: list[Any]) -> Any:
+        answer = encode(kind, tables)
+        if tables[0]["row"][0].as_py() == 4:
+            encoded.set()
+        return answer
+
+    monkeypatch.setattr(result.ledger, "commit", failing)
+    monkeypatch.setattr(result.encoder, "encode", last_sets)
+    result.add_rows([answered(n) for n in range(6)])
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        result.flush()
+    for act in (result.tick, lambda: result.add_rows([answered(6)]), result.close):
+        with pytest.raises(ZeroDivisionError, match="a mistake"):
+            act()
+
+    assert len(begun) == 2
+    assert [row["row"] for row in lines(tmp_path / "out", "rows")] == [0, 1]
+
+
+def test_a_failure_in_a_thread_is_noticed_without_new_rows(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline may not yield another row for a long time."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 1}))
+    monkeypatch.setattr(result.encoder, "encode", lambda *_: 1 // 0)
+    result.add_rows([answered(1)])
+
+    def has_failed() -> bool:
+        try:
+            result.tick()
+        except ZeroDivisionError:
+            return True
+        return False
+
+    assert awaited(has_failed)
+    assert lines(tmp_path / "out", "rows") == []
+
+
+def test_a_fenced_driver_commits_nothing(tmp_path: Path, source: Path) -> None:
+    """Neither a file nor a ledger entry; what came before stays."""
+    spec, allowed = job(tmp_path, source), [True]
+    manifest = surveyed(spec)
+
+    def fence() -> None:
+        if not allowed[0]:
+            raise Failed("the lock is lost")
+
+    book = ledger.recover(spec, manifest)
+    result = RowSink(spec, book, manifest, Tracker(spec), fence)
+    result.add_rows([answered(1)])
+    result.flush()
+    allowed[0] = False
+    result.add_rows([answered(2), failed(3)])
+    with pytest.raises(Failed, match="the lock is lost"):
+        result.flush()
+
+    parts = sorted(path.name for path in (tmp_path / "out").glob("*/part-*"))
+    assert parts == ["part-000001.json", "part-000001.jsonl"]
+
+
+def test_the_pipeline_waits_for_a_slow_disk(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a few files are in memory; all are committed in order."""
+    result = open_sink(job(tmp_path, source, write={"rows_per_file": 1}))
+    release = threading.Event()
+    commit = result.ledger.commit
+
+    def slow(*file: Any) -> None:
+        assert release.wait(30)
+        commit(*file)
+
+    monkeypatch.setattr(result.ledger, "commit", slow)
+    adding = threading.Thread(target=lambda: result.add_rows([answered(n) for n in range(9)]))
+    adding.start()
+    assert awaited(lambda: len(result.files) == sink.IN_FLIGHT)
+    assert adding.is_alive()
+    assert result.buffers["rows"].rows == 9 - sink.IN_FLIGHT
+    release.set()
+    adding.join(30)
+    result.close()
+
+    assert [row["row"] for row in lines(tmp_path / "out", "rows")] == list(range(9))
+
+
+def test_columns_of_a_class_may_differ_between_batches(tmp_path: Path, source: Path) -> None:
+    """The schema holds the values of the whole first file: numbers for integers and floats, JSON
+    for a mixture; a column may be missing or empty in a batch.
+    """
+    result = open_sink(job(tmp_path, source, mode="predict", write={"format": "parquet"}))
+    result.add_rows([predicted(0, a=1, b="x", c=None, d=[]), predicted(1, a=2, b="y")])
+    result.add_rows([predicted(2, a=0.5, b={"z": 1}, c=7, d=[1.5])])
+    result.flush()
+    result.add_rows([predicted(3, a=3, b="w", c=None, d=[]), predicted(4, a=None, c=8)])
+    result.close()
+
+    table = pq.read_table(tmp_path / "out" / "rows")
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "row": "int64",
+        "a": "double",
+        "b": "string",
+        "c": "int64",
+        "d": "list<element: double>",
+    }
+    assert table["a"].to_pylist() == [1.0, 2.0, 0.5, 3.0, None]
+    assert table["b"].to_pylist() == ['"x"', '"y"', '{"z": 1}', '"w"', None]
+    assert table["c"].to_pylist() == [None, None, 7, None, 8]
+    assert table["d"].to_pylist() == [[], None, [1.5], [], None]
+    assert lines(tmp_path / "out", "errors") == []
