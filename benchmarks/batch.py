@@ -1,15 +1,15 @@
 """Throughput and start-up time of `vlaunch batch`, compared with the engine called directly.
 
     python benchmarks/batch.py [INVENTORY] [--only engine|replicas|nothing|idle …] [--rows 2000 …]
-    [--idle 20000 …] [--rounds 3] [--minutes M] [--stolen SHARE] [--async] [--before VLAUNCH]
+    [--idle 20000 …] [--rounds 3] [--minutes M] [--stolen SHARE] [--processor] [--before VLAUNCH]
 
 The default inventory is the lab cluster's, which must be up and idle. The candidates take turns, in
 changing order. `engine`: the same greedy engine answers the same rows in one process on the head
-(`LLM.generate`; with `--async` also `AsyncLLM`, which servers and Ray Data LLM use), as one
-replica, and as one replica of another `vlaunch` (`--before`: the program of an older checkout).
-`replicas`: two replicas against one, on the first number of `--rows`. `nothing`: the same job once
-more. `idle`: rows through a class that does nothing. The jobs, named `bench-…`, are removed at the
-end. Exits with 1 when a goal is missed.
+(`LLM.generate`; with `--processor` also through Ray Data's processor), as one replica, and as one
+replica of another `vlaunch` (`--before`: the program of an older checkout). `replicas`: two
+replicas against one, on the first number of `--rows`. `nothing`: the same job once more. `idle`:
+rows through a class that does nothing. The jobs, named `bench-…`, are removed at the end. Exits
+with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ import yaml
 
 from benchmarks import batch_programs as programs
 from benchmarks.batch_report import (
-    ASYNC,
     BEFORE,
     DIRECT,
     MANY,
     MOMENTS,
     ONE_REPLICA,
+    PROCESSOR,
     TOKENS,
     TWO_NODES,
     Idle,
@@ -229,14 +230,14 @@ def run_undisturbed(candidate: Callable[[], Run], limit: float, log: Callable[[s
 
 
 def build_candidates(
-    bench: Bench, parts: Sequence[str], rows: Sequence[int], *, with_async: bool
+    bench: Bench, parts: Sequence[str], rows: Sequence[int], *, with_processor: bool
 ) -> dict[Key, Callable[[], Run]]:
     """Return the candidates of the chosen parts."""
     candidates: dict[Key, Callable[[], Run]] = {}
     for count in rows if "engine" in parts else ():
         candidates[DIRECT, count] = lambda count=count: run_direct(bench, count)
-        if with_async:
-            candidates[ASYNC, count] = lambda count=count: run_direct(bench, count, programs.ASYNC)
+        if with_processor:
+            candidates[PROCESSOR, count] = partial(run_direct, bench, count, programs.PROCESSOR)
         if bench.before != VLAUNCH:
             candidates[BEFORE, count] = lambda count=count: run_batch(bench, count, 1, bench.before)
         candidates[ONE_REPLICA, count] = lambda count=count: run_batch(bench, count)
@@ -252,7 +253,7 @@ def measure(
 ) -> Results:
     """Run all candidates, round after round; start no round that would exceed the time limit."""
     results, began = Results(), time.monotonic()
-    candidates = build_candidates(bench, parts, options.rows, with_async=options.with_async)
+    candidates = build_candidates(bench, parts, options.rows, with_processor=options.with_processor)
     for number in range(options.rounds):
         spent = (time.monotonic() - began) / 60
         if number and options.minutes and spent * (number + 1) / number > options.minutes:
@@ -305,7 +306,9 @@ def parse_options() -> argparse.Namespace:
         default=1.0,
         help="repeat runs in which the hypervisor took a larger share of the CPU time, as 0.05",
     )
-    parser.add_argument("--async", action="store_true", dest="with_async", help="`AsyncLLM`, too")
+    parser.add_argument(
+        "--processor", action="store_true", dest="with_processor", help="Ray Data's processor, too"
+    )
     parser.add_argument("--before", default=VLAUNCH, help="`vlaunch` of an older checkout")
     parser.add_argument("--model", help="by default the inventory's")
     parser.add_argument("--engine-args", type=json.loads, help="vLLM's engine arguments, as JSON")

@@ -19,38 +19,28 @@ tokens = sum(len(answer.outputs[0].token_ids) for answer in out)
 result = {"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}
 print("\\nFOUND" + json.dumps(result))
 """
-# The same with the engine class that servers and Ray Data LLM use, and with Ray Data LLM's limit
-# of concurrent rows.
-ASYNC = """\
-import asyncio, json, math, sys, time
-began = time.monotonic()
-from vllm import AsyncEngineArgs, SamplingParams
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
+# Ray Data's processor with one engine. Its clock starts with the first answer, which is a batch too
+# late.
+PROCESSOR = """\
+import json, sys, time
+import ray
+from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 job = json.loads(sys.argv[1])
-
-async def main():
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=job["model"], **job["args"]))
-    texts = [job["text"] % number for number in range(job["rows"])]
-    prompts = [job["prompt"].replace("{{ text }}", text) for text in texts]
-    limit = asyncio.Semaphore(math.ceil(1.1 * (job["args"].get("max_num_seqs") or 1024)))
-
-    async def generate(number, prompt):
-        sampling = SamplingParams(**job["sampling"], output_kind=RequestOutputKind.FINAL_ONLY)
-        async with limit:
-            async for out in llm.generate(prompt, sampling, str(number)):
-                pass
-        return out
-
-    loaded = time.monotonic()
-    out = await asyncio.gather(*(generate(*item) for item in enumerate(prompts)))
-    ended = time.monotonic()
-    tokens = sum(len(answer.outputs[0].token_ids) for answer in out)
-    result = {"load": loaded - began, "answer": ended - loaded, "rows": len(out), "tokens": tokens}
-    print("\\nFOUND" + json.dumps(result))
-    llm.shutdown()
-
-asyncio.run(main())
+ray.init(address="auto", log_to_driver=False)
+prompts = [job["prompt"].replace("{{ text }}", job["text"] % n) for n in range(job["rows"])]
+config = vLLMEngineProcessorConfig(
+    model_source=job["model"], engine_kwargs=job["args"], concurrency=(1, 1), batch_size=64,
+    chat_template_stage=False, tokenize_stage=False, detokenize_stage=False,
+)
+processor = build_processor(
+    config,
+    preprocess=lambda row: {"prompt": row["item"], "sampling_params": job["sampling"]},
+    postprocess=lambda row: {"tokens": row["num_generated_tokens"], "at": time.time()},
+)
+rows = processor(ray.data.from_items(prompts)).take_all()
+times, tokens = [row["at"] for row in rows], sum(row["tokens"] for row in rows)
+result = {"answer": max(times) - min(times), "rows": len(rows), "tokens": tokens}
+print("\\nFOUND" + json.dumps(result))
 """
 # The driver's peak memory, read once a second until the driver exits.
 WATCH = """\

@@ -12,9 +12,9 @@ GROWTH = 1.5  # of the driver's memory, from the fewest rows to the most
 NOTHING = 2.0  # seconds
 MANY = 20_000  # rows from which the goal for a whole job holds
 TOKENS = 16
-DIRECT, ASYNC, ONE_REPLICA, BEFORE, TWO_NODES = (
+DIRECT, PROCESSOR, ONE_REPLICA, BEFORE, TWO_NODES = (
     "`LLM.generate`",
-    "`AsyncLLM`",
+    "Ray Data's processor",
     "one replica",
     "one replica, before",
     "two replicas",

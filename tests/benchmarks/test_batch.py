@@ -40,7 +40,7 @@ def test_parts_choose_the_ways() -> None:
     """What two replicas, or a run without work, are compared with, comes along."""
 
     def chosen(*parts: str, bench: Bench = BENCH) -> list[batch.Key]:
-        return list(build_candidates(bench, parts, [20, 200], with_async=False))
+        return list(build_candidates(bench, parts, [20, 200], with_processor=False))
 
     assert chosen("engine") == [(DIRECT, 20), (ONE_REPLICA, 20), (DIRECT, 200), (ONE_REPLICA, 200)]
     assert chosen("replicas") == [(ONE_REPLICA, 20), (TWO_NODES, 20)]
@@ -66,7 +66,7 @@ def test_ways_take_turns_and_no_round_begins_that_would_end_late(
     monkeypatch.setattr(batch, "build_candidates", lambda *_, **__: turns)
     monkeypatch.setattr(batch.time, "monotonic", lambda: clock[0])
     options = argparse.Namespace(
-        rows=[20], idle=[], rounds=5, minutes=12, stolen=1.0, with_async=False
+        rows=[20], idle=[], rounds=5, minutes=12, stolen=1.0, with_processor=False
     )
     messages = list[str]()
     results = batch.measure(BENCH, options, ["engine"], messages.append)
