@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,24 @@ def ask(front: Running, name: str, **body: Any) -> int:
     return front.post("/chat/v1/completions", {"id": name, **body}, key="sk-any")[0]
 
 
+def begin(
+    pool: ThreadPoolExecutor, front: Running, part: Front, count: int, delay: float
+) -> list[Future[int]]:
+    """Begin slow requests one after the other: HAProxy's threads may send two that arrive at the
+    same time to one replica.
+    """
+    slow = []
+    for number in range(count):
+        slow.append(pool.submit(ask, front, f"slow{number}", delay=delay))
+
+        def runs() -> bool:
+            part.tick({})
+            return sum(item.requests for item in (part.report or {}).values()) == len(slow)
+
+        wait_for(runs)
+    return slow
+
+
 def answered_by(front: Running, count: int = 8) -> set[int]:
     """Return the ports of the servers that answer new requests."""
     replies = [front.post("/chat/v1/completions", {"id": "x"}, key="sk-any") for _ in range(count)]
@@ -67,7 +85,7 @@ def test_a_drained_replica_finishes_its_requests(stage: Stage) -> None:
     front, first, second, part = stage
     until(part, {"chat": (READY, 0), "chat.2": (READY, 0)})
     with ThreadPoolExecutor() as pool:
-        slow = [pool.submit(ask, front, f"slow{n}", delay=6) for n in range(4)]
+        slow = begin(pool, front, part, 4, delay=10)
         until(part, {"chat": (READY, 2), "chat.2": (READY, 2)})
         until(part, {"chat": (DRAIN, 2), "chat.2": (READY, 2)}, {"chat": DRAIN})
         assert answered_by(front) == {second.port}
@@ -160,7 +178,7 @@ def test_requests_from_before_a_reload_are_counted(stage: Stage) -> None:
     """HAProxy's old worker has them."""
     front, first, second, part = stage
     with ThreadPoolExecutor() as pool:
-        slow = [pool.submit(ask, front, f"slow{n}", delay=60) for n in range(2)]
+        slow = begin(pool, front, part, 2, delay=60)
         until(part, {"chat": (READY, 1), "chat.2": (READY, 1)})
         front.settings = replace(front.settings, hold=6.0)
         front.reload()

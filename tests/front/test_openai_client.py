@@ -22,6 +22,7 @@ def front() -> Iterator[Running]:
     with running(max_body=LARGEST) as (front, _, _):
         separate(front)
         front.add_key("any")
+        front.add_key("embed", models=",embed,")
         yield front
 
 
@@ -83,8 +84,6 @@ def test_a_stream_and_one_that_is_cut(front: Running, messages: list[dict[str, s
 )
 def test_errors(front: Running, key: str, model: str, size: int, expected: type[Exception]) -> None:
     """As classes of the client, with the front's message."""
-    if key == "sk-embed" and size == 1:
-        front.add_key("embed", models=",embed,")
     messages = [{"role": "user", "content": "x" * size}]
     with pytest.raises(expected) as raised:
         client(front, key).chat.completions.create(model=model, messages=messages)
