@@ -14,18 +14,22 @@ from . import upstream
 
 _RELEVANT = re.compile(
     upstream.any_of("vllm.died-unexpectedly", "vllm.engine-dead", "ray.task-error", "nccl.warning")
-    + r"|fatal error|Error:|Exception:|CUDA error|out of memory|Killed|SIGSEGV|"
-    r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
+    + r"|Assertion `.*` failed|fatal error|Error:|Exception:|CUDA error|out of memory|Killed|"
+    r"SIGSEGV|Connection closed|Connection reset|Segmentation fault|Aborted|timed"
     r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
 _NOT_FATAL = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # levels of vLLM's log below ERROR
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python
 # ends a traceback.
 _RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
+# How C++ and CUDA end a process without a traceback: a failed assertion of a kernel, and what the
+# next call returns for it.
+_CUDA = re.compile(r"(\S+\.cuh?:\d+: .*Assertion `.*` failed|CUDA error \(\S+:\d+\): .*)")
 # pydantic's header; each field's name and, on the next line, its error follow.
 _INVALID = re.compile(r"\d+ validation errors? for \w+$")
 _FIELD_ERROR = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?: \[type=|$)")
 _FIELD_NAME = re.compile(r"[\w.\[\]-]+$")
+_SIGNS = ("Error", "Exception", "CUDA error (", "Assertion `")  # of a line worth a regex
 # These only report that something else failed before.
 _CONSEQUENCE = re.compile(
     upstream.any_of(
@@ -88,11 +92,11 @@ def find_exception(lines: Iterable[str], *, or_consequence: bool = False) -> Log
             continue
         if _REMOTE_END.search(line):
             remote = None
-        if "Error" not in line and "Exception" not in line:
+        if not any(sign in line for sign in _SIGNS):
             continue
         if line.startswith("(raylet) ") or _NOT_FATAL.search(line):
             continue
-        if match := _RAISED.search(line):
+        if match := _RAISED.search(line) or _CUDA.search(line):
             before = line[: match.start(1)]
             text, below = _exception_text(match[1].strip(), plain_lines[index + 1 : index + 3])
             process, address = _parse_process(before, remote)

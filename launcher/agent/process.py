@@ -171,8 +171,8 @@ class LocalEngine:
             return
         if not _NOISE.search(line):
             self._tail.append(line)
-        if len(self._telling) < _LINES and cause.is_relevant(line, self._before):
-            self._telling.append(line)
+            if len(self._telling) < _LINES and cause.is_relevant(line, self._before):
+                self._telling.append(line)
         self._before = line
 
     def _append(self, data: bytes) -> None:

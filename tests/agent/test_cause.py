@@ -51,6 +51,10 @@ def lines(name: str) -> list[str]:
             "fail_validation",
             "Value error, Offline data parallel mode is not supported/useful for dense models.",
         ),
+        (
+            "fail_device_assertion",
+            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0],",
+        ),
         ("fail_rank_killed", ""),
         ("fail_netcut", ""),
     ],
