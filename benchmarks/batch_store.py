@@ -203,7 +203,7 @@ def start_driver(work: Path, store: Store) -> subprocess.Popen[bytes]:
     checksums = {"AWS_REQUEST_CHECKSUM_CALCULATION": "WHEN_REQUIRED"}
     place = {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": store.url}
     words = [sys.executable, "-m", "benchmarks.batch_store", "--driver", str(work)]
-    with open(work / "log", "ab") as log:
+    with (work / "log").open("ab") as log:
         environment = {**os.environ, **access, **checksums, **place}
         return subprocess.Popen(words, env=environment, stdout=log, stderr=log)
 
@@ -327,7 +327,8 @@ def render(scenario: str, outcomes: list[Outcome]) -> str:
     seconds = [outcome.seconds for outcome in outcomes]
     errors = collections.Counter(outcome.errors[0] for outcome in outcomes if outcome.errors)
     text = " ".join(errors.most_common(1)[0][0].split()) if errors else "–"
-    lost, duplicated = (sum(outcome[index] for outcome in outcomes) for index in (0, 1))
+    lost = sum(outcome.lost for outcome in outcomes)
+    duplicated = sum(outcome.duplicated for outcome in outcomes)
     broken = sum(bool(outcome.problems) for outcome in outcomes)
     uploads = sum(outcome.uploads for outcome in outcomes)
     span = f"{statistics.median(seconds):.0f} ({min(seconds):.0f}–{max(seconds):.0f})"

@@ -18,10 +18,10 @@ ABOUT_DATASET = re.compile(
     r"(?i)(?:readme|licen[cs]e|notice|citation|changelog)(?:\.(?:md|txt|rst|cff))?|.+\.md"
     r"|dataset_(?:infos?|dict)\.json"
 )
-# attempts of a request to S3, about a minute: from an address, pyarrow retries a refused connection
-# for six seconds only, and a store takes longer to restart
+# Requests to S3, which a slow or restarting store outlasts by default: pyarrow retries a refused
+# connection for six seconds, and gives up an answer after three seconds without a byte.
 S3_ATTEMPTS = 8
-S3_CONNECT = 10.0  # seconds to open a connection
+S3_TIMEOUTS = {"connect_timeout": 10.0, "request_timeout": 20.0}
 # an object store's errors that other requests meet too, in pyarrow's words
 OUTAGE = re.compile(
     r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
@@ -175,8 +175,7 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
         # An address cannot set them. Pickling describes a filesystem by its constructor's options.
         rebuild, (options,) = filesystem.__reduce__()
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS)
-        patience = {"retry_strategy": retries, "connect_timeout": S3_CONNECT}
-        filesystem = rebuild({**options, **patience})
+        filesystem = rebuild({**options, **S3_TIMEOUTS, "retry_strategy": retries})
     return filesystem, path
 
 
