@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
 from .job import Job, Refused, identity_changes
 from .manifest import Manifest
-from .storage import Location, brief_error, mask_secrets, open_location
+from .storage import Location, brief_error, mask_secrets, open_location, outage_hint
 
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
@@ -213,7 +213,9 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
             " it has free space"
         )
         raise Refused(
-            f"{mask_secrets(output_dir.address)} cannot be written", brief_error(error), hint
+            f"{mask_secrets(output_dir.address)} cannot be written",
+            brief_error(error),
+            outage_hint(error, hint),
         ) from error
 
 

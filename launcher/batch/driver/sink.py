@@ -19,7 +19,7 @@ from .ledger import Ledger
 from .manifest import Manifest
 from .progress import Tracker
 from .results import TOKEN_COLUMNS, Converter, Part, Row
-from .storage import brief_error, mask_secrets
+from .storage import brief_error, mask_secrets, outage_hint
 
 # approximate bytes of rows that commit a file, regardless of `rows_per_file`
 LARGEST = 64 << 20
@@ -269,5 +269,5 @@ def explain_error(error: OSError, folder: str) -> Failed:
     return Failed(
         f"{folder} cannot be written",
         brief_error(error),
-        f"check that it exists and is writable, {again}",
+        f"{outage_hint(error, 'check that it exists and is writable')}, {again}",
     )

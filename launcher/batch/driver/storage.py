@@ -18,6 +18,15 @@ ABOUT_DATASET = re.compile(
     r"(?i)(?:readme|licen[cs]e|notice|citation|changelog)(?:\.(?:md|txt|rst|cff))?|.+\.md"
     r"|dataset_(?:infos?|dict)\.json"
 )
+# Requests to S3, which a slow or restarting store outlasts by default: pyarrow retries a refused
+# connection for six seconds, and gives up an answer after three seconds without a byte.
+S3_ATTEMPTS = 8
+S3_TIMEOUTS = {"connect_timeout": 10.0, "request_timeout": 20.0}
+# an object store's errors that other requests meet too, in pyarrow's words
+OUTAGE = re.compile(
+    r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
+    r"|INTERNAL_FAILURE)\b|HTTP status 50[0234]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +170,13 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
     """Return the filesystem of an address and the path in it; cached: connecting is slow."""
     from pyarrow import fs
 
-    filesystem_and_path: tuple[Any, str] = fs.FileSystem.from_uri(address)
-    return filesystem_and_path
+    filesystem, path = fs.FileSystem.from_uri(address)
+    if filesystem.type_name == "s3":
+        # An address cannot set them. Pickling describes a filesystem by its constructor's options.
+        rebuild, (options,) = filesystem.__reduce__()
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS)
+        filesystem = rebuild({**options, **S3_TIMEOUTS, "retry_strategy": retries})
+    return filesystem, path
 
 
 def list_files(where: str) -> list[StoredFile]:
@@ -189,7 +203,7 @@ def list_files(where: str) -> list[StoredFile]:
         raise Refused(
             f"{mask_secrets(where)} cannot be listed",
             brief_error(error),
-            "check that the path is correct and readable",
+            outage_hint(error, "check that the path is correct and readable"),
         ) from error
     if not stored:
         raise Refused(
@@ -276,6 +290,16 @@ def mask_secrets(text: str) -> str:
 def brief_error(error: BaseException) -> str:
     """Return the first lines of an error: pyarrow lists every folder it searched."""
     return mask_secrets("\n".join(str(error).splitlines()[:5])[:1000])
+
+
+def outage_hint(error: BaseException, otherwise: str) -> str:
+    """Return the hint for an object store that is down or overloaded; else the other one."""
+    if OUTAGE.search(str(error)):
+        return (
+            "the object store is down, unreachable or overloaded: check that it runs and that"
+            " the head's container can reach it"
+        )
+    return otherwise
 
 
 def write_synced(path: str, data: bytes) -> None:

@@ -487,3 +487,23 @@ def test_columns_of_a_class_may_differ_between_batches(tmp_path: Path, source: P
     assert table["c"].to_pylist() == [None, None, 7, None, 8]
     assert table["d"].to_pylist() == [[], None, [1.5], [], None]
     assert lines(tmp_path / "out", "errors") == []
+
+
+@pytest.mark.parametrize(
+    ("evidence", "hint"),
+    [
+        ("AWS Error SLOW_DOWN during UploadPart operation: Please reduce your rate", "overloaded"),
+        ("AWS Error NETWORK_CONNECTION during UploadPart operation: curlCode: 7", "overloaded"),
+        ("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation", "is writable"),
+    ],
+)
+def test_an_unavailable_store_is_explained(evidence: str, hint: str) -> None:
+    """The store's state is to be checked, not its permissions."""
+    explained = sink.explain_error(OSError(evidence), "s3://bucket/out")
+
+    assert (explained.message, explained.evidence) == (
+        "s3://bucket/out cannot be written",
+        evidence,
+    )
+    assert hint in explained.hint
+    assert "run `vlaunch batch` again" in explained.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs
 import pytest
@@ -109,3 +110,23 @@ def test_a_secret_in_an_address_is_not_shown() -> None:
     with pytest.raises(Refused) as raised:
         storage.open_location("foo://key:secret@b/c")
     assert "secret" not in f"{raised.value} {raised.value.evidence}"
+
+
+def test_requests_to_s3_outlast_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address's other options stay."""
+    attempts = []
+    strategy = pyarrow.fs.AwsStandardS3RetryStrategy
+
+    def record(max_attempts: int) -> Any:
+        attempts.append(max_attempts)
+        return strategy(max_attempts=max_attempts)
+
+    monkeypatch.setattr(pyarrow.fs, "AwsStandardS3RetryStrategy", record)
+    address = "s3://key:secret@bucket/?region=here&scheme=http&endpoint_override=127.0.0.1:1"
+    plain, _ = pyarrow.fs.FileSystem.from_uri(address)
+    patient, path = storage.connect_filesystem(address)
+
+    assert (attempts, path) == ([storage.S3_ATTEMPTS], "bucket")
+    expected = {**plain.__reduce__()[1][0], **storage.S3_TIMEOUTS}
+    assert patient.__reduce__()[1][0] == expected
+    assert (expected["access_key"], expected["secret_key"]) == ("key", "secret")
