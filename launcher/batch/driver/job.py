@@ -247,7 +247,7 @@ class Job:
 
 
 def thin_job(job: Job) -> Job:
-    """Return a job for each task or actor to carry: it does not grow with the input."""
+    """Return a job for tasks and actors to carry: it does not grow with the input."""
     return dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
 
 

@@ -101,7 +101,8 @@ class Rank:
         prompts: list[list[int] | Exception] = []
         for row in rows:
             try:
-                prompts.append(self.encode_prompt(pickle.loads(row["_data"])))  # noqa: S301 - own data
+                data = pickle.loads(row["_data"])  # noqa: S301 - own data
+                prompts.append(self.encode_prompt(data))
             # any exception from a template belongs to its row
             except Exception as problem:
                 prompts.append(problem)
