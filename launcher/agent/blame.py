@@ -322,14 +322,10 @@ def _pairs(
 
 
 def _find_culprit(pairs: Sequence[_RankPair]) -> _RankPair | None:
-    """Return the only rank that waits for nothing, or the only rank if it waits for its GPU; the
-    engine if all ranks wait for work.
-    """
+    """Return the only rank that waits for nothing; the engine if all ranks wait for work."""
     ranks = [pair for pair in pairs if not pair.after.engine]
     suspects = [pair for pair in ranks if pair.kind == OWN]
     suspects = suspects or [pair for pair in ranks if pair.kind == OPERATOR]
-    if not suspects and [pair.kind for pair in ranks] == [FOR_DEVICE]:
-        suspects = ranks  # no other rank can hold up its GPU
     if not suspects and all(pair.kind == WAITS for pair in ranks):
         suspects = [pair for pair in pairs if pair.after.engine and pair.kind >= OPERATOR]
     return suspects[0] if len(suspects) == 1 else None

@@ -232,21 +232,6 @@ def test_gpu_of_the_culprit() -> None:
     assert has_observation(finding, "TP1 on node2 (94% of a core, GPU 3 at 100 %, 95 W)")
 
 
-def test_the_only_rank_behind_its_gpu() -> None:
-    """It is blamed, for no other one can hold up its GPU; one of two ranks is not."""
-    for nodes in (["node2"], ["node1", "node2"]):
-        samples = {node: read_samples("mp-tp2-rank1-c")[node] for node in nodes}
-        for node in nodes:
-            for rank in rank_of(samples, node):
-                rank["frames"] = ["synchronize (torch/cuda/streams.py:231)", *rank["frames"]]
-                rank["gpus"] = [{"index": 0, "utilization": 100.0, "power_w": 129.0}]
-        finding = judge(samples)
-
-        assert finding.progress is False
-        assert bool(finding.rank) == (nodes == ["node2"])
-        assert has_observation(finding, "waiting for its GPU")
-
-
 def test_replicas() -> None:
     """A stuck replica is judged separately from one that works."""
     samples = read_samples("mp-tp2-rank1-c")
