@@ -47,7 +47,7 @@ MODES = {
     "a third of the answers are 503 SlowDown": "slowdown",
     "connections at 5 kB/s": "slow",
     "connections reset amid uploads": "reset",
-    "answers to completed uploads lost": "lost",
+    "three answers to writes lost": "lost",
 }
 DEATHS = {
     "store killed, back after 1 s": (True, False, 1.0),
@@ -84,8 +84,14 @@ Store.prototype.putPart = function (bucket, upload, number, content) {
   const uploads = this.getResourcePath(bucket, undefined, 'uploads');
   return writeWhole(`${uploads}/${upload}/${number}`, content);
 };
-const BUSY = '<?xml version="1.0"?><Error><Code>SlowDown</Code>'
-  + '<Message>Please reduce your request rate.</Message></Error>';
+const BUSY = 'SlowDown</Code><Message>Please reduce your request rate.';
+const GONE = 'NoSuchUpload</Code><Message>The specified upload does not exist.';
+function refuse(req, res, status, error) {
+  req.resume();
+  res.writeHead(status, { 'Content-Type': 'application/xml' });
+  res.end(`<?xml version="1.0"?><Error><Code>${error}</Message></Error>`);
+}
+let losses = 3;
 async function trickle(source, target) {
   try {
     for await (const chunk of source)
@@ -104,14 +110,14 @@ app.configureBuckets().then(() => {
   const answer = app.callback();
   const server = http.createServer((req, res) => {
     const reset = () => req.socket.resetAndDestroy(), hit = Math.random();
-    if (mode == 'slowdown' && hit < 1 / 3) {
-      req.resume();
-      res.writeHead(503, { 'Content-Type': 'application/xml' });
-      return res.end(BUSY);
-    }
-    if (mode == 'reset' && hit < 0.1 && req.url.includes('uploadId'))
+    if (mode == 'slowdown' && hit < 1 / 3) return refuse(req, res, 503, BUSY);
+    const upload = /uploadId=(\w+)/.exec(req.url);
+    if (upload && !fs.existsSync(`${root}/bucket/._S3rver_uploads/${upload[1]}`))
+      return refuse(req, res, 404, GONE);
+    const writes = req.method == 'PUT' || upload;
+    if (mode == 'reset' && hit < 0.1 && writes)
       return req.once('data', reset);
-    if (mode == 'lost' && hit < 0.1 && req.url.includes('?uploadId')) {
+    if (mode == 'lost' && hit < 0.1 && writes && losses-- > 0) {
       res.write = () => true;
       res.end = reset;
     }

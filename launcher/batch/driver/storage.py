@@ -19,9 +19,11 @@ ABOUT_DATASET = re.compile(
     r"|dataset_(?:infos?|dict)\.json"
 )
 # Requests to S3, which a slow or restarting store outlasts by default: pyarrow retries a refused
-# connection for six seconds, and gives up an answer after three seconds without a byte.
+# connection for six seconds, and gives up an answer after three seconds without a byte. A delayed
+# open writes a small file in one request, which can be repeated when its answer is lost; the
+# completion of an upload cannot.
 S3_ATTEMPTS = 8
-S3_TIMEOUTS = {"connect_timeout": 10.0, "request_timeout": 20.0}
+S3_OPTIONS = {"connect_timeout": 10.0, "request_timeout": 20.0, "allow_delayed_open": True}
 # an object store's errors that other requests meet too, in pyarrow's words
 OUTAGE = re.compile(
     r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
@@ -175,7 +177,8 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
         # An address cannot set them. Pickling describes a filesystem by its constructor's options.
         rebuild, (options,) = filesystem.__reduce__()
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS)
-        filesystem = rebuild({**options, **S3_TIMEOUTS, "retry_strategy": retries})
+        known = {name: value for name, value in S3_OPTIONS.items() if name in options}
+        filesystem = rebuild({**options, **known, "retry_strategy": retries})
     return filesystem, path
 
 

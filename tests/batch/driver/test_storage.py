@@ -127,6 +127,6 @@ def test_requests_to_s3_outlast_a_restart(monkeypatch: pytest.MonkeyPatch) -> No
     patient, path = storage.connect_filesystem(address)
 
     assert (attempts, path) == ([storage.S3_ATTEMPTS], "bucket")
-    expected = {**plain.__reduce__()[1][0], **storage.S3_TIMEOUTS}
+    expected = {**plain.__reduce__()[1][0], **storage.S3_OPTIONS}
     assert patient.__reduce__()[1][0] == expected
     assert (expected["access_key"], expected["secret_key"]) == ("key", "secret")
