@@ -296,7 +296,7 @@ def inject(
 def read_output(store: Store, rows: int, form: str) -> tuple[int, int, list[str]]:
     """Return the rows lost and duplicated in all objects, and where the ledger disagrees."""
     access = {"access_key": "S3RVER", "secret_key": "S3RVER", "region": "us-east-1"}
-    s3 = fs.S3FileSystem(endpoint_override=store.url, **access)
+    s3 = fs.S3FileSystem(endpoint_override=store.url, request_timeout=60, **access)
 
     def read(folder: str) -> dict[str, bytes]:
         listed = s3.get_file_info(fs.FileSelector(f"bucket/out/{folder}", allow_not_found=True))
