@@ -11,6 +11,13 @@ from .ray_internals import HEAD_RESOURCES, WORKER_LOGGER
 
 # seconds: replicas of one model on equal nodes load within a minute, or share rows unevenly
 PATIENCE = 60.0
+# Ray cancels no request to a node that died: without these, a task that was to start there starts
+# elsewhere after 420 s, Ray's defaults together (`grpc_client.h`). Ray's servers accept a ping per
+# minute (`grpc_server.cc`); a silent node counts as dead after about a minute, too.
+KEEPALIVE = {
+    "RAY_grpc_client_keepalive_time_ms": "70000",
+    "RAY_grpc_client_keepalive_timeout_ms": "60000",
+}
 
 
 def connect(*, logs: bool) -> None:
@@ -19,6 +26,7 @@ def connect(*, logs: bool) -> None:
     Raises:
         ConnectionError: no cluster runs there. Ray is never started from here.
     """
+    os.environ.update(KEEPALIVE)  # Ray reads them when it is imported
     import ray
 
     if ray.is_initialized():

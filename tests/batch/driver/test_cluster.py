@@ -63,3 +63,23 @@ def test_a_dead_gate_lets_replicas_pass(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
 
     cluster.wait_at_gate(SimpleNamespace(arrive=SimpleNamespace(remote=lambda: None)))
+
+
+def test_the_connection_is_configured_before_ray_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray reads its settings once: a dead node must not hold a task for seven minutes."""
+    monkeypatch.setattr(cluster.os, "environ", environ := {"RAY_ADDRESS": "10.0.0.1:6379"})
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    seen: list[dict[str, str]] = []
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "ray":
+                seen.append(dict(environ))
+
+    monkeypatch.setattr(sys, "meta_path", [Finder])
+    with pytest.raises(ImportError):
+        cluster.connect(logs=False)
+    assert cluster.KEEPALIVE.items() <= seen[0].items()
