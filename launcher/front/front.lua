@@ -7,5 +7,12 @@ core.register_action("hold", {"http-req"}, function(txn)
   while txn.f:nbsrv(ready) == 0 and core.now().sec - start < hold do core.msleep(200) end
 end)
 
+-- 503 after the whole body: HAProxy drops an answer that comes before the end of a long one.
+core.register_service("unavailable", "http", function(applet)
+  while applet:receive(65536) ~= "" do end
+  applet:set_status(503)
+  applet:start_response()
+end)
+
 local key = key_file and assert(io.open(key_file)):read("l")
 core.register_fetches("server_key", function() return key end)

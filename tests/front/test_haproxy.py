@@ -347,7 +347,8 @@ def test_an_address_with_many_idle_connections_gets_no_more() -> None:
         ]
         assert front.get("/chat/v1/models", key=key)[0] == 200
         ended, _, _ = select.select(clients, (), (), 0)
-        assert 215 <= len(ended) <= 225  # 376 of 600 are open: three quarters of 500, and one
+        # 376 of 600 are open: three quarters of 500, and one. HAProxy's threads count at once.
+        assert 210 <= len(ended) <= 240
 
 
 def test_the_servers_get_their_own_key() -> None:
@@ -387,12 +388,14 @@ def held(front: Running, number: int, server: str = "chat") -> bool:
     return any(row[:2] == [server, "HOLD"] and int(row[4]) == number for row in rows)
 
 
-def test_a_wait_ends_with_503() -> None:
-    """With the time to wait before the next attempt."""
+@pytest.mark.parametrize("size", [1, 4_000_000])
+def test_a_wait_ends_with_503(size: int) -> None:
+    """With the time to wait before the next attempt, also after a long body."""
     with running(hold=1) as (front, _, second):
         key = front.add_key("alice")
         second.kill()
-        with front.request("POST", "/embed/v1/completions", {}, key=key) as response:
+        body = {"x": "x" * size}
+        with front.request("POST", "/embed/v1/completions", body, key=key) as response:
             content = json.loads(response.read())
 
         assert (response.status, error(content)) == (503, ("server_error", "unavailable"))
