@@ -30,13 +30,14 @@ import numpy as np
 
 from launcher.batch.driver import ledger, results
 from launcher.batch.driver.job import Job, parse_job
-from launcher.batch.driver.manifest import Manifest
+from launcher.batch.driver.manifest import File, Manifest, Split
 from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.results import Converter
 from launcher.batch.driver.sink import Sink
 
 BATCH = 256  # rows of a block: the default of `engine.batch_size`
 GOAL = 3.0  # µs per row of 64 B
+SPLITS = 100  # of the input
 FORMATS = ("parquet", "jsonl")
 SIZES = {"64 B": 64, "1 KiB": 1024, "4 KiB": 4096}
 VECTORS = "1,024 floats"
@@ -100,6 +101,24 @@ def batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield batch
 
 
+def build_manifest(rows: int) -> Manifest:
+    """Return the manifest of one file, in splits as the driver makes them."""
+    step = -(-rows // SPLITS)
+    splits = tuple(
+        Split(
+            index=index,
+            file=0,
+            start=100 * first,
+            end=100 * min(first + step, rows),
+            first=first,
+            rows=min(step, rows - first),
+        )
+        for index, first in enumerate(range(0, rows, step))
+    )
+    file = File(path="rows.jsonl", rows=rows, bytes=100 * rows, mark="")
+    return Manifest(files=(file,), splits=splits, rows=rows, types={"id": "text"})
+
+
 def per_row(clock: Callable[[], float], began: float, rows: int) -> float:
     """Return the microseconds per row since `began`."""
     return (clock() - began) * 1e6 / rows
@@ -110,7 +129,7 @@ def measure(kind: str, form: str, rows: int) -> Cost:
     reference = measure_reference()
     with tempfile.TemporaryDirectory(prefix="vlaunch-bench-") as name:
         job = build_job(Path(name), kind, form)
-        manifest = Manifest(files=(), splits=(), rows=rows, types={"id": "text"})
+        manifest = build_manifest(rows)
         converter = Converter(job, manifest.types)
         blocks, replica = [], 0.0
         for batch in batches(answers(kind, rows)):
