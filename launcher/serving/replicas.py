@@ -59,8 +59,8 @@ def place_replicas(spec: S, numbers: Sequence[int], snapshot: ClusterSnapshot) -
     """Return the specs of replicas, for a spec of the whole group: each has its name, its port
     (`port` for the first one) and, with `mp`, its nodes and the GPUs that it takes on each.
 
-    A replica that exists keeps its nodes if its layout stays. A new one goes to the nodes with the
-    fewest replicas, then the most free GPUs.
+    A replica that exists keeps its nodes if its number of GPUs stays. A new one goes to the nodes
+    with the fewest replicas, then the most free GPUs.
 
     Raises:
         PlacementError: the replicas do not fit beside the other servers.
@@ -143,12 +143,18 @@ def _present_place(
     member: Server, replica: ServerSpec, layout: Placement
 ) -> tuple[tuple[str, ...], int | None] | None:
     """Return the nodes and the GPUs per node of a replica that exists, if it can stay on them."""
+    if member.gpus != layout.world:
+        return None
     original = member.desired.asked_for if member.desired else {}
     nodes, gpus = tuple(original.get("nodes") or ()), original.get("gpus")
-    if member.gpus != layout.world or original.get("backend") != replica.backend:
-        return None
-    if [original.get(key) for key in ("tp", "pp", "dp")] != [layout.tp, layout.pp, layout.dp]:
-        return None
+    present = tuple(original.get(key) for key in ("backend", "tp", "pp", "dp"))
+    if present != (replica.backend, layout.tp, layout.pp, layout.dp):
+        # Replicas are replaced one after another: only its own GPUs are free then.
+        counts = gpus_by_node(member)
+        gpus = next(iter(counts.values()), 0)
+        if {*counts.values()} != {gpus} or gpus % _unit(layout):
+            return None
+        nodes = tuple(counts)
     if replica.nodes and not (nodes and set(nodes) <= set(replica.nodes)):
         return None
     if replica.gpus is not None and (gpus is None or gpus > replica.gpus):
@@ -200,6 +206,11 @@ def _format_gpus(count: float) -> str:
     return f"{count:g} {'GPU' if count == 1 else 'GPUs'}"
 
 
+def _unit(layout: Placement) -> int:
+    """Return the GPUs that must be on one node: those of a data-parallel rank."""
+    return layout.replica_size if layout.dp > 1 else 1
+
+
 @dataclass
 class _Room:
     """GPUs that are free on each node, and the replicas on it."""
@@ -224,12 +235,11 @@ class _Room:
         requires (`assign_mp_ranks`). Raises PlacementError.
         """
         layout = self.layout
-        unit = layout.replica_size if layout.dp > 1 else 1
         for size in range(1, len(self.free) + 1):
             share, rest = divmod(layout.world, size)
             fits = share <= (share if self.limit is None else self.limit)
             nodes = [name for name, free in self.free.items() if free >= share and fits]
-            if rest or share % unit or len(nodes) < size:
+            if rest or share % _unit(layout) or len(nodes) < size:
                 continue
             best = sorted(nodes, key=lambda name: (self.replicas[name], -self.free[name]))[:size]
             self.take(dict.fromkeys(best, share), replica=True)

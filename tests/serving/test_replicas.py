@@ -96,6 +96,17 @@ def test_replicas_that_exist_stay() -> None:
     assert [place[2:] for place in places((1, 2), first, second, tp=4)] == [("n1", 4), ("n2", 4)]
 
 
+def test_replicas_keep_the_nodes_that_ray_chose() -> None:
+    """With another backend: they are replaced one after another, so that others are not free."""
+    rows = [
+        server_row(request("ray", tp=2, pp=1, name=name, port=port), ranks={node: ["a", "b"]})
+        for name, port, node in (("chat", 8000, "n2"), ("chat.2", 8001, "n1"))
+    ]
+
+    assert [place[2:] for place in places((1, 2), *rows, tp=2)] == [("n2", 2), ("n1", 2)]
+    assert [place[2:] for place in places((1, 2), *rows, tp=1, pp=2)] == [("n2", 2), ("n1", 2)]
+
+
 def test_the_sum_must_fit() -> None:
     """The error has the arithmetic, and names the other users."""
     two = uneven(1, 1)
