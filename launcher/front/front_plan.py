@@ -187,7 +187,7 @@ def needs_certificate(inventory: Inventory, files: Mapping[str, FrontFiles]) -> 
 
 def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
     """Return the front's container. Its files change without a restart, so it depends on the
-    inventory only.
+    inventory only; with new ports it is replaced.
     """
     front = site.inventory.front
     assert front is not None  # noqa: S101 - callers have one
@@ -195,7 +195,11 @@ def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
         name=container_name(site, node),
         image=front.image,
         entrypoint="sh",
-        command=("-c", START, "start", f"{FILES}/{_MASTER}", f"{FILES}/{_CONFIG}"),
+        command=(
+            *("-c", START, "start", f"{FILES}/{_MASTER}", f"{FILES}/{_CONFIG}"),
+            # for the check of ports: those of a running front, whatever the inventory says now
+            *("--port", str(front.port), "--metrics-port", str(front.metrics)),
+        ),
         cluster=site.inventory.cluster,
         role="front",
         node=node.name,

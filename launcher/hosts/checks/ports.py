@@ -10,7 +10,7 @@ from launcher.core.domain import Inventory, Node
 from launcher.hosts.check import NOT_SURVEYED, Check, Host, per_host
 
 # Temporary containers occupy no ports.
-_LONG_RUNNING_ROLES = ("head", "worker")
+_LONG_RUNNING_ROLES = ("head", "worker", "front")
 # Linux's default range of ephemeral ports (net.ipv4.ip_local_port_range). It includes Ray's
 # autoscaler metrics (44217) and dashboard metrics (44227), which cannot be configured.
 DYNAMIC_PORTS = (32768, 60999)
@@ -84,9 +84,6 @@ def _own_ports(host: Host) -> set[int]:
         for option, value in pairwise(container.argv)
         if option.endswith("port") and _PORT.fullmatch(value)
     }
-    front = host.inventory.front
-    if front is not None and any(container.role == "front" for container in running):
-        ports_in_use |= {front.port, front.metrics}
     if any(container.role == "head" for container in running):
         # Servers and batch jobs may use these, without a trace in the container's argv; `serve`
         # checks them again.

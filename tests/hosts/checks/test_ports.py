@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from launcher.core.domain import Inventory
+from launcher.front import front_plan
 from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import select_checks
 from launcher.hosts.checks.ports import ports_of
 from launcher.tools import agent_queries, ray
 from launcher.tools.docker import Container
+from launcher.tools.site import Site
 from launcher.tools.survey import Survey
 from tests.containers import container
 from tests.hosts.checks.conftest import Good, Load, first, judge
@@ -204,3 +206,15 @@ def test_ports_that_the_firewall_leaves_open_are_a_warning(
         assert finding.text.endswith("`vlaunch export firewall` closes only 32768 to 60999")
         assert "export firewall --scan" in finding.fix
         assert 'ip_local_port_range="32768 60999"' in finding.fix
+
+
+def test_the_new_port_of_a_running_front_must_be_free(load: Load, good: Good) -> None:
+    """Its old one is its own."""
+    before, after = (load(f"front: {{image: haproxy:3.2, port: {port}}}") for port in (8443, 8444))
+    front = front_plan.front_spec(Site(before), before.head)
+    own = replace(RUNNING, role="front", argv=front.command)
+    listening = frozenset(("0.0.0.0", port) for port in (8443, 8444))
+    facts = good(listening=listening, containers=(own,))
+
+    assert judge("ports", after, gpu01=facts)[0].text == "port 8444 (the front) is in use"
+    assert judge("ports", before, gpu01=facts)[0].status == "pass"
