@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import batch
+from benchmarks import batch, batch_writing
 from benchmarks.batch import Bench, build_candidates
 from benchmarks.batch_report import (
     BEFORE,
@@ -137,3 +137,11 @@ def test_two_replicas_are_compared_with_one() -> None:
         " ≥ 1× missed); whole 50.0 s, 0.80×." in list(report.lines())
     )
     assert report.missed == ["≥ 1×"]
+
+
+@pytest.mark.parametrize("format", batch_writing.FORMATS)
+def test_the_drivers_part_writes_every_row(format: str) -> None:
+    """The benchmark follows the driver's own interfaces."""
+    cost = batch_writing.measure("64 B", format, rows=300)
+
+    assert min(cost) > 0
