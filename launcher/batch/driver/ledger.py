@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -48,7 +49,7 @@ class Ledger:
     """Row numbers with an answer or error row.
 
     `done` and `errors` count them over all runs; `unmerged` are the lines of ledger files with one
-    entry, by name.
+    entry, by file number, and `started` the numbers of files that are being written.
     """
 
     def __init__(self, output_dir: Location, rows: int) -> None:
@@ -56,7 +57,9 @@ class Ledger:
         self.accounted = RowSet(rows)
         self.done = self.errors = 0
         self.next_number = 1
-        self.unmerged: dict[str, bytes] = {}
+        self.unmerged: dict[int, bytes] = {}
+        self.started = set[int]()
+        self.lock = threading.Lock()  # for the three above
 
     def all_pending(self, manifest: Manifest) -> dict[int, bytes]:
         """Return the pending rows by split index, as a mode's `run` takes them: a bitmap from the
@@ -94,9 +97,11 @@ class Ledger:
     def commit(self, kind: str, rows: list[int], data: bytes, ending: str) -> None:
         """Write a file of rows (in ascending order): first its entry, then its name.
 
-        It counts completely or not at all.
+        It counts completely or not at all. Several threads may write files at once.
         """
-        number, self.next_number = self.next_number, self.next_number + 1
+        with self.lock:
+            number, self.next_number = self.next_number, self.next_number + 1
+            self.started.add(number)
         name = f"part-{number:06d}"
         entry = {
             "part": f"{kind}/{name}.{ending}",
@@ -111,18 +116,24 @@ class Ledger:
         appear = self.out.child(kind).child(f"{name}.{ending}").stage_file(data, folder)
         folder.child(f"{name}.json").write_atomic(line)
         appear()
-        self.unmerged[f"{name}.json"] = line
-        self.merge_files()
+        with self.lock:
+            self.started.remove(number)
+            self.unmerged[number] = line
+            self.merge_files()
 
     def merge_files(self) -> None:
-        """Merge the ledger files with one entry if they are many or large."""
-        size = sum(map(len, self.unmerged.values()))
-        if len(self.unmerged) < MERGED_FILES and size < MERGED_BYTES:
+        """Merge the ledger files with one entry if they are many or large: those before the first
+        file that is being written, since a merged file replaces all from its first entry on.
+        """
+        first = min(self.started, default=self.next_number)
+        merged = sorted(number for number in self.unmerged if number < first)
+        size = sum(len(self.unmerged[number]) for number in merged)
+        if len(merged) < MERGED_FILES and size < MERGED_BYTES:
             return
-        *replaced, last = self.unmerged
+        lines = b"".join(map(self.unmerged.pop, merged))
+        *replaced, last = (f"part-{number:06d}.json" for number in merged)
         folder = self.out.child("ledger")
-        folder.child(last).write_atomic(b"".join(self.unmerged.values()))
-        self.unmerged = {}
+        folder.child(last).write_atomic(lines)
         delete_replaced(folder, replaced)
 
     def read_entries(self) -> Iterator[LedgerEntry]:
@@ -146,7 +157,7 @@ class Ledger:
                 continue
             lines = data.splitlines()
             if len(lines) == 1:
-                self.unmerged[name] = lines[0] + b"\n"
+                self.unmerged[number] = lines[0] + b"\n"
             try:
                 for entry in map(parse_entry, lines):
                     last, lowest = entry.number, min(lowest, entry.number)

@@ -25,6 +25,8 @@ from .storage import brief_error, mask_secrets, outage_hint
 LARGEST = 64 << 20
 ENCODERS = 2  # threads that encode files
 IN_FLIGHT = 3  # files that are encoded or committed at once; then the pipeline waits
+# files that are written at once to an object store, where one takes many times as long as on a disk
+UPLOADS = 6
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -61,7 +63,8 @@ class Buffer:
 class Sink:
     """Buffer that commits a file after `rows_per_file` rows, 64 MB, or `seconds`.
 
-    Threads encode files; one thread commits them in order, after `fence` has returned.
+    Threads encode files and commit them, after `fence` has returned: one at a time on a disk,
+    several on an object store.
 
     Raises:
         Failed: from any method: no space left, the folder cannot be written, or more error rows
@@ -87,7 +90,9 @@ class Sink:
         with self.explain_errors():
             self.encoder = Encoder(job, manifest, ledger.out)
         self.encoders = ThreadPoolExecutor(ENCODERS, "encode")
-        self.committer = ThreadPoolExecutor(1, "commit")
+        uploads = 1 if ledger.out.local else UPLOADS
+        self.in_flight = IN_FLIGHT - 1 + uploads
+        self.committers = ThreadPoolExecutor(uploads, "commit")
         self.files: deque[Future[list[Row]]] = deque()  # not yet committed
         self.check()
 
@@ -98,7 +103,7 @@ class Sink:
         """
         count = 0
         for kind, table, warnings in parts:
-            self.settle(IN_FLIGHT)
+            self.settle(self.in_flight)
             for warning in warnings:
                 self.progress.warn(warning)
             new = self.select_new(kind, table)
@@ -128,7 +133,7 @@ class Sink:
 
     def tick(self) -> None:
         """Commit rows older than `write.seconds`; call it about once a second."""
-        self.settle(IN_FLIGHT)
+        self.settle(self.in_flight)
         now = time.monotonic()
         if any(
             buffer.rows and now - buffer.since >= self.job.write.seconds
@@ -169,13 +174,13 @@ class Sink:
         They leave the buffer first: after an interruption the next run repeats them, and none is
         written twice.
         """
-        self.settle(IN_FLIGHT - 1)
+        self.settle(self.in_flight - 1)
         with self.explain_errors(), defer_signals():
             tables = self.buffers[kind].take(count)
             if kind == "rows":
                 self.encoder.prepare(tables)
             encoded = self.encoders.submit(self.encoder.encode, kind, tables)
-            self.files.append(self.committer.submit(self.commit, kind, encoded))
+            self.files.append(self.committers.submit(self.commit, kind, encoded))
 
     def commit(self, kind: str, encoding: Future[Encoded]) -> list[Row]:
         """Commit a file, unless one before it failed; return error rows of rejected answers."""

@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from launcher.batch.driver.job import Job, Refused
 from launcher.batch.driver.manifest import Manifest
 from launcher.batch.driver.progress import Tracker
 from tests.batch.driver.jobs import RowSink, answered, failed, job, pending_rows, surveyed
+from tests.ssh.processes import awaited
 
 pytestmark = pytest.mark.processes
 
@@ -337,6 +341,34 @@ def test_a_ledger_has_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert ledger.recover(spec, manifest).done == ROWS
     assert {path.name for path in folder.glob("part-*")} == names
+
+
+def test_a_slow_file_keeps_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that several threads write appear in any order; a merged ledger file would replace the
+    entries of all after its first.
+    """
+    monkeypatch.setattr(ledger, "MERGED_FILES", 3)
+    spec, manifest = prepared(tmp_path)
+    book, release, put = ledger.recover(spec, manifest), threading.Event(), storage.rename_synced
+
+    def appear(hidden: str, path: str) -> None:
+        assert not path.endswith("part-000002.jsonl") or release.wait(30)
+        put(hidden, path)
+
+    monkeypatch.setattr(storage, "rename_synced", appear)
+    with ThreadPoolExecutor(1) as pool:
+        commit = partial(book.commit, "rows", data=b"{}\n", ending="jsonl")
+        commit(rows=[0])
+        slow = pool.submit(commit, rows=[1])
+        assert awaited((tmp_path / "out/ledger/part-000002.json").exists)
+        for row in range(2, 6):
+            commit(rows=[row])
+        assert len(list((tmp_path / "out/ledger").glob("part-*"))) == 6
+        release.set()
+        slow.result(30)
+
+    assert ledger.recover(spec, manifest).done == 6
+    assert len(list((tmp_path / "out/ledger").glob("part-*"))) == 1
 
 
 def test_a_file_that_was_restored_is_rejected(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
@@ -461,6 +462,28 @@ def test_the_pipeline_waits_for_a_slow_disk(
     result.close()
 
     assert [row["row"] for row in lines(tmp_path / "out", "rows")] == list(range(9))
+
+
+def test_files_reach_an_object_store_at_the_same_time(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One upload has a fraction of a network's speed."""
+    far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    monkeypatch.setattr(storage, "connect_filesystem", lambda _: (far, ""))
+    spec = job(tmp_path, source, write={"rows_per_file": 1}, out="s3://bucket/out")
+    result = open_sink(spec)
+    everyone = threading.Barrier(sink.UPLOADS)
+    commit = result.ledger.commit
+
+    def meet(*file: Any) -> None:
+        everyone.wait(30)
+        commit(*file)
+
+    monkeypatch.setattr(result.ledger, "commit", meet)
+    result.add_rows([answered(n) for n in range(2 * sink.UPLOADS)])
+    result.close()
+
+    assert ledger.recover(spec, surveyed(spec)).done == 2 * sink.UPLOADS
 
 
 def test_columns_of_a_class_may_differ_between_batches(tmp_path: Path, source: Path) -> None:
