@@ -48,6 +48,7 @@ MODES = {
     "connections at 5 kB/s": "slow",
     "connections reset amid uploads": "reset",
     "three answers to writes lost": "lost",
+    "answers after 200 ms": "far",
 }
 DEATHS = {
     "store killed, back after 1 s": (True, False, 1.0),
@@ -121,7 +122,7 @@ app.configureBuckets().then(() => {
       res.write = () => true;
       res.end = reset;
     }
-    answer(req, res);
+    setTimeout(() => answer(req, res), mode == 'far' ? 200 : 0);
   });
   if (mode != 'slow') return server.listen(port, '127.0.0.1');
   server.listen(0, '127.0.0.1', () => net.createServer(client => {
