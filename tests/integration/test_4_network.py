@@ -230,7 +230,9 @@ def test_a_killed_rank_is_named_alone(cluster: LabCluster, node: str, moment: st
     script = f"until {moment}; do :; done"
     host = cluster.lab.host(node)
     killed = host_faults.enter(host, "timeout", "150", "sh", "-c", script, timeout=160)
+    death = time.monotonic()
     out, err = wait_for_output(process, 200)
+    seconds = time.monotonic() - death
 
     assert killed.returncode == 0, killed.stderr
     assert process.returncode == 1, out + err
@@ -239,7 +241,7 @@ def test_a_killed_rank_is_named_alone(cluster: LabCluster, node: str, moment: st
     text = failed_findings(verdict)[0]["text"]
     assert "killed (signal 9)" in text
     assert ("pair " in text) is ("ss " in moment), text
-    assert verdict["seconds"] < 55
+    assert seconds < 30
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
