@@ -35,8 +35,18 @@ class LimitedLog:
 
     def say(self, text: str) -> None:
         """Print a line, unless it was printed a moment ago."""
+        if self._is_new(text):
+            say(text)
+
+    def trace(self, where: str, text: str) -> None:
+        """Print the current exception, unless one with this text was printed a moment ago."""
+        if self._is_new(text):
+            trace(where)
+
+    def _is_new(self, text: str) -> bool:
         now = time.monotonic()
         self._printed = {line: at for line, at in self._printed.items() if now - at < _EVERY}
-        if text not in self._printed and len(self._printed) < _MOST:
-            self._printed[text] = now
-            say(text)
+        if text in self._printed or len(self._printed) >= _MOST:
+            return False
+        self._printed[text] = now
+        return True

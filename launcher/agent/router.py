@@ -28,7 +28,7 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-from .log import say, trace
+from .log import LimitedLog, say
 from .router_process import MODELS, SERVER, SERVERS, SOCKET, TABLE
 
 _HOPS = {
@@ -55,11 +55,14 @@ class _ModelField(msgspec.Struct):
 
 
 def find_json_model(data: bytes | mmap.mmap) -> str | None:
-    """Return the top-level `model` of a JSON object; vLLM, too, uses the last one."""
+    """Return the top-level `model` of a JSON object; vLLM, too, uses the last one. Raises Failure
+    for anything else.
+    """
     try:
         return msgspec.json.decode(data, type=_ModelField).model
-    except ValueError:
-        return None
+    except (ValueError, RecursionError) as error:
+        text = f"The body is not a request in JSON: {error}."
+        raise Failure(400, "invalid_json", text) from None
 
 
 def find_form_model(data: mmap.mmap, boundary: bytes) -> str | None:
@@ -132,6 +135,7 @@ class Router:
         self._stored = 0  # bytes of all bodies
         self._table: dict[str, Any] = {}
         self._table_id = (0, 0)
+        self._log = LimitedLog()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
@@ -140,8 +144,8 @@ class Router:
             return await self._route(request)
         except Failure as error:
             failure = error
-        except Exception:
-            trace("router")
+        except Exception as error:
+            self._log.trace("router", f"{type(error).__name__}: {error}")
             failure = Failure(500, "internal_error", "The front failed.")
         return web.json_response(failure.content, status=failure.status, headers=failure.headers)
 
@@ -172,6 +176,8 @@ class Router:
 
     async def _read(self, request: web.BaseRequest, body: Body) -> None:
         largest = self._table.get("max_body", 0)
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         async for piece in request.content.iter_any():
             if body.size + len(piece) > largest:
                 text = f"The request is larger than {largest} bytes."
@@ -179,8 +185,8 @@ class Router:
             if self._stored + len(piece) > _BODIES * largest:
                 text = "Too many large requests at the same time."
                 raise Failure(503, "unavailable", text, **{"Retry-After": "5"})
-            self._stored += len(piece)
             body.add(piece)
+            self._stored += len(piece)
 
     def _select(self, request: web.BaseRequest, model: str | None) -> str:
         """Return the first server of a model that the key may use."""
