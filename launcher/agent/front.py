@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import glob
 import os
 import re
 import socket
@@ -19,14 +18,14 @@ from dataclasses import dataclass
 from .background import Background
 from .log import LimitedLog
 from .records import Count
+from .state import write_text
 
 # ready: gets requests. drain: finishes those in progress. maint: gets none.
 READY, DRAIN, MAINT = "ready", "drain", "maint"
 FOLDER, _SOCKET, _MASTER = ".front", "haproxy.sock", "master.sock"
-STATES = "states"  # files of states: their suffix, after the digest of a configuration
+STATES = "replicas.states"  # file that HAProxy reads at its start
 _TIMEOUT = 5.0  # seconds for an answer of HAProxy
 _FORCED_MAINT, _FORCED_DRAIN = 1, 8  # bits of `srv_admin_state`
-_DIGEST = re.compile(r"^description: (\w+)$", re.MULTILINE)
 _OLD_WORKERS = re.compile(r"^(\d+) ", re.MULTILINE)
 _NOT_RUNNING = (FileNotFoundError, ConnectionRefusedError)
 
@@ -49,7 +48,7 @@ class Front:
         self.folder = os.path.join(folder, FOLDER)
         self.report: Mapping[str, Rotation] | None = None
         self._targets: dict[str, str] = {}
-        self._saved: object = None  # digest and states in HAProxy's file
+        self._saved: str | None = None  # in the file of states
         self._sync: Background[Mapping[str, Rotation]] | None = None
         self._log = LimitedLog()
 
@@ -111,25 +110,18 @@ class Front:
         return requests
 
     def _save(self, replicas: Sequence[Mapping[str, str]]) -> None:
-        """Write HAProxy's file of states if they have changed, so that a restart keeps them.
-
-        HAProxy also takes addresses from it. Hence the digest of the configuration in its name.
+        """Write the replicas out of rotation if they have changed: a reload or a restart of HAProxy
+        keeps them. Without the file, as on a full disk, it starts with all of them.
         """
-        states = {row["srv_name"]: _admin_state(row) for row in replicas}
-        digest = _DIGEST.search(self._query(_SOCKET, "show info"))
-        if digest is None or not replicas or (saved := (digest[1], states)) == self._saved:
+        states = {f"{row['be_name']}/{row['srv_name']}": _admin_state(row) for row in replicas}
+        text = "".join(f"{name} {state}\n" for name, state in states.items() if state != READY)
+        if not replicas or text == self._saved:
             return
-        forced = [row for row in replicas if _admin_state(row) != READY]
-        lines = ["1", f"# {' '.join(replicas[0])}", *(" ".join(row.values()) for row in forced)]
-        path = os.path.join(self.folder, f"{digest[1]}.{STATES}")
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
-        for other in {*glob.glob(os.path.join(self.folder, f"*.{STATES}"))} - {path}:
-            os.remove(other)
-        self._saved = saved
+        try:
+            write_text(os.path.join(self.folder, STATES), text)
+            self._saved = text
+        except OSError as error:
+            self._log.say(f"cannot save the states of the front's replicas: {error}")
 
     def _query(self, name: str, command: str) -> str:
         """Return HAProxy's answer; raises OSError."""

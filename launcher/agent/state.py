@@ -72,12 +72,17 @@ def read_json(file: str) -> Any:
 
 
 def write_json(file: str, value: object, *, durable: bool = True) -> None:
-    """Replace a file atomically; with `durable`, sync it to the disk."""
+    """Replace a JSON file like `write_text`."""
+    write_text(file, json.dumps(value), durable=durable)
+
+
+def write_text(file: str, text: str, *, durable: bool = True) -> None:
+    """Replace a file atomically; with `durable`, sync it to the disk. Raises OSError."""
     part = f"{file}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(file), exist_ok=True)
         with open(part, "w", encoding="utf-8") as opened:
-            json.dump(value, opened)
+            opened.write(text)
             if durable:
                 opened.flush()
                 os.fsync(opened.fileno())

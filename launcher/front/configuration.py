@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent import router_process, state
 from launcher.agent.desired import Desired
+from launcher.agent.front import STATES
 from launcher.core.domain import FrontSettings, Inventory, Node
 from launcher.tools import vllm
 from launcher.tools.agent_queries import address
@@ -25,6 +26,7 @@ TEMPLATE = Path(__file__).with_name("haproxy.cfg.jinja")
 LUA = Path(__file__).with_name("front.lua")
 # Folders in the front's container: what it reads and its socket, its secrets, its own sockets.
 FILES, SECRETS, RUN = "/var/lib/vlaunch-front", "/run/vlaunch/front", "/run"
+TARGETS = "targets.json"  # in FILES: what `scrape_targets` returns
 # Names of models that need no quotes in HAProxy's rules; requests for others go to the router.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
@@ -119,11 +121,9 @@ def render(
     *,
     metrics_address: str,
     server_key: bool = False,
-    targets: str = "[]",
     **folders: str,
 ) -> str:
-    """Return the configuration; `folders` replaces the folders of the container, `targets` is what
-    `scrape_targets` returns.
+    """Return the configuration; `folders` replaces the folders of the container.
 
     Its `description` is a digest of the rest: `show info` tells which configuration runs.
     """
@@ -143,7 +143,8 @@ def render(
         "timeout": round(front.timeout),
         "max_body": front.max_body,
         "server_key": server_key,
-        "targets": targets,
+        "targets_file": TARGETS,
+        "states": STATES,
         "direct_models": [
             (model, names[0])
             for model, names in servers_of_models(servers).items()

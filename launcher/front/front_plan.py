@@ -38,8 +38,9 @@ _CONFIG, _LUA, _KEYS, _TLS, _KEY_FILE = (
 _MASTER = "master.sock"  # for the requests of workers before a reload
 _PROGRAM = Path(node_program.__file__).read_text(encoding="utf-8")
 _QUERY = (
-    'for f in "$1/haproxy.cfg" "$1/front.lua" "$1/router.json" "$2/tls.pem" "$2/server-key"; do'
-    ' sha256sum "$f" 2>/dev/null; done; sed -n "/BEGIN CERT/,/END CERT/p" "$2/tls.pem" 2>/dev/null;'
+    'for f in "$1/haproxy.cfg" "$1/front.lua" "$1/router.json" "$1/targets.json" "$2/tls.pem"'
+    ' "$2/server-key"; do sha256sum "$f" 2>/dev/null; done;'
+    ' sed -n "/BEGIN CERT/,/END CERT/p" "$2/tls.pem" 2>/dev/null;'
     ' sed "s/^/key /" "$1/keys.map" 2>/dev/null; [ ! -e "$1/keys.map" ] || echo keys'
 )
 _WRITE = 'umask 077 && mkdir -p "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
@@ -339,7 +340,6 @@ def _render(inventory: Inventory, node: Node, inputs: FrontInputs) -> str:
         inputs.servers,
         metrics_address=node.ip,
         server_key=SERVER_KEY in inventory.secrets,
-        targets=configuration.scrape_targets(inventory, node, inputs.servers),
     )
 
 
@@ -355,6 +355,11 @@ def _changed_files(
         _File(folder, _CONFIG, config),
         _File(folder, _LUA, configuration.LUA.read_text(encoding="utf-8")),
         _File(folder, _TABLE, configuration.render_table(inventory.front, inputs.servers)),
+        _File(
+            folder,
+            configuration.TARGETS,
+            configuration.scrape_targets(inventory, node, inputs.servers),
+        ),
     ]
     if inputs.certificate is not None:
         command = _certificate_command(inventory)
