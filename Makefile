@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LAB := /var/lib/vlaunch-lab
 DEBIAN13 := /var/cache/vlaunch-lab/debian13
+HAPROXY := /var/cache/vlaunch-lab/haproxy
 # Only the lab hosts need root (network namespaces, dockerd).
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
@@ -40,7 +41,8 @@ test: machine
 	$(MAKE) --no-print-directory processes lab-tests
 
 # sshd for tests of the transport, Docker and other packages for lab hosts, Chromium for the network report, nft for the firewall
-# rules, HAProxy for the front; Debian's package starts it. Prometheus is only unpacked, for the same reason.
+# rules, HAProxy for the front; Debian's package starts it. Prometheus is only unpacked, for the same reason, and so is a newer
+# HAProxy, with its libraries: the default image of the front is newer than Debian's. A mirror may be older than its lists allow.
 machine: .venv/installed .venv/prometheus/usr/bin/promtool
 	$(SUDO) $(VLAUNCH) lab install
 	command -v nft >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
@@ -50,6 +52,9 @@ machine: .venv/installed .venv/prometheus/usr/bin/promtool
 	command -v haproxy >/dev/null || { $(SUDO) apt-get update --quiet && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
 		apt-get install --yes --quiet --no-install-recommends haproxy && \
 		{ $(SUDO) systemctl disable --now --quiet haproxy || $(SUDO) service haproxy stop || :; }; }
+	test -d $(HAPROXY) || { $(SUDO) rm -rf $(HAPROXY).new && $(SUDO) mkdir -p $(dir $(HAPROXY)) && \
+		$(SUDO) mmdebstrap --quiet --variant=extract --aptopt='Acquire::Check-Valid-Until "false"' \
+		--include=haproxy forky $(HAPROXY).new && $(SUDO) mv $(HAPROXY).new $(HAPROXY); }
 
 .venv/prometheus/usr/bin/promtool: | .venv/installed
 	rm -rf .venv/prometheus && mkdir .venv/prometheus && cd .venv/prometheus && \

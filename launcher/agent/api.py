@@ -77,9 +77,13 @@ def send_request(
     ):
         if token := file.read().strip():
             headers["Authorization"] = f"Bearer {token}"
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    is_socket = host.startswith("/")
+    # HAProxy 3.2 rejects a path in the header Host.
+    connection = http.client.HTTPConnection(
+        "localhost" if is_socket else host, port, timeout=timeout
+    )
     try:
-        if host.startswith("/"):
+        if is_socket:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(timeout)
             connection.sock.connect(host)

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,12 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from launcher.agent import router_process
 from launcher.core.domain import FrontSettings, TlsSettings
 from launcher.front import node_program
-from launcher.front.configuration import LUA, FrontServer, Replica, render, render_table
+from launcher.front.configuration import (
+    LUA,
+    TARGETS,
+    FrontServer,
+    Replica,
+    render,
+    render_table,
+)
 from launcher.front.front_plan import START
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
@@ -93,6 +99,7 @@ class Running:
     settings: FrontSettings
     servers: tuple[FrontServer, ...] = ()
     server_key: bool = False
+    targets: str = "[]"
     before: str = ""  # a shell command in the container's start, such as a limit of it
     process: subprocess.Popen[bytes] | None = None
     router: subprocess.Popen[bytes] | None = None
@@ -107,11 +114,10 @@ class Running:
         shutil.copy(LUA, self.folder)
         keys = self.folder / "keys.map"
         keys.touch()
+        (self.folder / TARGETS).write_text(self.targets)
         table = self.folder / router_process.TABLE
         table.write_text(render_table(self.settings, self.servers))
         folders = dict.fromkeys(("files", "secrets", "run"), str(self.folder))
-        if shutil.which("haproxy") is None:
-            pytest.fail("no HAProxy on this machine; install it: `sudo apt-get install haproxy`")
         text = render(
             self.settings,
             self.servers,
@@ -120,7 +126,7 @@ class Running:
             **folders,
         )
         if os.geteuid():  # only root can become another user
-            text = text.replace("    user haproxy\n", "").replace(" user haproxy", "")
+            text = re.sub(r"(?m)^    (user|group) haproxy\n| user haproxy", "", text)
         self.config.write_text(text)
         return text.split("description ")[1].split()[0]
 
@@ -213,14 +219,16 @@ class Running:
         with self.request("GET", path, key=key, **headers) as response:
             return response.status, json.loads(response.read())
 
-    def raw(self, data: bytes, *, seconds: float = 15.0) -> bytes:
-        """Send bytes, and return everything that comes back until the connection ends."""
+    def raw(self, data: bytes, *, seconds: float = 15.0, until: bytes = b"") -> bytes:
+        """Send bytes, and return everything that comes back until the connection ends, or until
+        some bytes of an answer.
+        """
         address = ("127.0.0.1", self.settings.port)
         with socket.create_connection(address, timeout=seconds) as client:
             client.sendall(data)
             received = b""
             with contextlib.suppress(ConnectionResetError):
-                while part := client.recv(65536):
+                while not (until and until in received) and (part := client.recv(65536)):
                     received += part
             return received
 
@@ -232,7 +240,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(before: str = "", **settings: Any) -> Iterator[tuple[Running, StandIn, StandIn]]:
+def running(
+    before: str = "", targets: str = "[]", **settings: Any
+) -> Iterator[tuple[Running, StandIn, StandIn]]:
     """Run a front with two stand-ins behind the servers `chat` (both) and `embed` (the second)."""
     # HAProxy's worker, as another user, must reach its sockets.
     folder = Path(tempfile.mkdtemp(prefix="front-"))
@@ -242,6 +252,7 @@ def running(before: str = "", **settings: Any) -> Iterator[tuple[Running, StandI
     front = Running(
         folder=folder,
         before=before,
+        targets=targets,
         settings=replace(
             FrontSettings(bind="127.0.0.1", port=free_port(), metrics=free_port(), tls=OFF),
             **settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.front import DRAIN, MAINT, READY, Front, Rotation
+from launcher.agent.front import DRAIN, MAINT, READY, STATES, Front, Rotation
 from launcher.front.configuration import FrontServer, Replica
 from tests.front.running import Running, StandIn, free_port, running, wait_for
 
@@ -19,7 +20,7 @@ Stage = tuple[Running, StandIn, StandIn, Front]
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage(haproxy: None) -> Iterator[Stage]:
     """A front with two replicas of one server, and the agent's part."""
     with running(hold=5.0) as (front, first, second):
         front.add_key("any")
@@ -125,7 +126,7 @@ def test_requests_wait_while_the_only_ready_replica_is_changed(
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["restart", "reload"])
 def test_states_survive(stage: Stage, how: str) -> None:
-    """A restart and a reload of HAProxy, without the agent."""
+    """A restart and a reload with another configuration, without the agent."""
     front, _, second, part = stage
     until(part, {"chat": (DRAIN, 0), "chat.2": (READY, 0)}, {"chat": DRAIN})
     until_saved(front, part)
@@ -134,25 +135,25 @@ def test_states_survive(stage: Stage, how: str) -> None:
         until(part, {})
         front.start()
     else:
+        front.settings = replace(front.settings, hold=6.0)
         front.reload()
     assert answered_by(front) == {second.port}
     until(connect(front), {"chat": (DRAIN, 0), "chat.2": (READY, 0)})
 
 
 def until_saved(front: Running, part: Front) -> None:
-    """Run rounds until HAProxy's file has a state."""
+    """Run rounds until the file of states has one."""
 
     def is_saved() -> bool:
         part.tick({})
-        (file,) = front.folder.glob("*.states")
-        return len(file.read_text().splitlines()) > 2
+        return bool((front.folder / STATES).read_text())  # or OSError, until it exists
 
     wait_for(is_saved)
 
 
 @pytest.mark.processes
-def test_the_file_of_states_does_not_change_addresses(stage: Stage) -> None:
-    """After a reload with another address, the agent sets the states again."""
+def test_a_replica_that_moved_keeps_its_state(stage: Stage) -> None:
+    """And gets its requests at the new address once it is ready."""
     front, _, second, part = stage
     until(part, {"chat": (DRAIN, 0), "chat.2": (READY, 0)}, {"chat": DRAIN})
     until_saved(front, part)
@@ -163,12 +164,10 @@ def test_the_file_of_states_does_not_change_addresses(stage: Stage) -> None:
         moved = replace(chat, address=f"127.0.0.1:{three.port}")
         front.servers = (FrontServer(name="chat", replicas=(moved, other)),)
         front.reload()
-        part = connect(front)
-        until(part, {"chat": (DRAIN, 0), "chat.2": (READY, 0)}, {"chat": DRAIN})
         assert answered_by(front) == {second.port}
+        part = connect(front)
         until(part, {"chat": (READY, 0), "chat.2": (READY, 0)}, {"chat": READY})
         assert answered_by(front) == {second.port, three.port}
-        assert len(list(front.folder.glob("*.states"))) == 1
     finally:
         three.kill()
 
@@ -187,6 +186,24 @@ def test_requests_from_before_a_reload_are_counted(stage: Stage) -> None:
         until(part, {"chat": (DRAIN, 0), "chat.2": (READY, 1)})
         second.kill()
         assert [item.result() for item in slow] == [502] * 2
+
+
+@pytest.mark.processes
+def test_a_full_disk_costs_only_the_file_of_states(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The report goes on, and the file is written once there is room."""
+    front, _, _, part = stage
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        until(part, {"chat": (DRAIN, 0), "chat.2": (READY, 0)}, {"chat": DRAIN})
+    assert not (front.folder / STATES).exists()
+    assert "cannot save the states of the front's replicas: [Errno 28]" in capfd.readouterr().out
+    until_saved(front, part)
 
 
 def test_a_node_without_a_front(tmp_path: Path) -> None:

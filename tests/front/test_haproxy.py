@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import re
 import select
 import signal
 import socket
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,14 +28,21 @@ from launcher.core.domain import TlsSettings
 from launcher.front.front_plan import front_target
 from tests.front.running import Running, StandIn, running, wait_for
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("haproxy")]
 Stage = tuple[Running, StandIn, StandIn]
+# Longer than HAProxy's buffers.
+TARGETS = json.dumps(
+    [
+        {"targets": ["10.0.0.1:29590"], "labels": {"server": f"chat.{number}"}}
+        for number in range(500)
+    ]
+)
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def stage(haproxy: None) -> Iterator[Stage]:
     """A front that tests do not restart."""
-    with running(max_body=1000) as stage:
+    with running(targets=TARGETS, max_body=1000) as stage:
         stage[0].add_key("any")
         yield stage
 
@@ -65,14 +75,24 @@ def test_a_request_needs_a_known_key(stage: Stage) -> None:
             )
 
 
-def test_an_unknown_server_is_named_with_the_known_ones(stage: Stage) -> None:
-    """The rest of vLLM's API does not exist for users, either."""
+def test_an_unknown_server_does_not_exist(stage: Stage) -> None:
+    """The answer names no servers, since the key may be limited to some of them."""
     front, _, _ = stage
     status, content = front.get("/other/v1/models", key="sk-any")
     assert (status, error(content)[1]) == (404, "model_not_found")
-    assert "chat, embed" in content["error"]["message"]
+    assert "embed" not in content["error"]["message"]
+
+
+def test_the_rest_of_the_servers_api_does_not_exist(stage: Stage) -> None:
+    """Nor does the administration of adapters, however its path is written: the server decodes."""
+    front, _, _ = stage
     for path in ("/chat/sleep", "/chat/metrics", "/chat/", "/chat/v1"):
         assert front.get(path, key="sk-any")[0] == 404
+    for prefix in ("/chat", ""):
+        for path in ("load_lora_adapter", "unload_lora_adapter", "%6Coad%5flora_adapter?x=1"):
+            body = {"id": path, "model": "e5", "lora_name": "a"}
+            status, content = front.post(f"{prefix}/v1/{path}", body, key="sk-any")
+            assert (status, error(content)[1]) == (404, "not_found")
 
 
 def test_the_only_server_needs_no_name() -> None:
@@ -149,15 +169,20 @@ def test_a_websocket_passes(stage: Stage) -> None:
         assert client.recv(4) == b"ping"
 
 
+def use_tls(front: Running) -> ssl.SSLContext:
+    """Reload a front with a self-signed certificate, and return the context of a client."""
+    pem = make_certificate("127.0.0.1", ["127.0.0.1"])
+    (front.folder / "tls.pem").write_text(pem)
+    front.settings = replace(front.settings, tls=TlsSettings())
+    front.reload()
+    return ssl.create_default_context(cadata=pem.partition("-----BEGIN PRIVATE")[0])
+
+
 def test_tls_with_a_self_signed_certificate() -> None:
     """It is verified by clients that know it, for the address of the front."""
     with running() as (front, _, _):
-        pem = make_certificate("127.0.0.1", ["127.0.0.1"])
-        (front.folder / "tls.pem").write_text(pem)
-        front.settings = replace(front.settings, tls=TlsSettings())
         key = front.add_key("alice")
-        front.reload()
-        context = ssl.create_default_context(cadata=pem.partition("-----BEGIN PRIVATE")[0])
+        context = use_tls(front)
         context.verify_flags |= ssl.VERIFY_X509_STRICT
 
         def get() -> int:
@@ -280,7 +305,7 @@ def test_targets_are_listed_for_prometheus(stage: Stage) -> None:
 
     assert (response.headers["Content-Type"], json.loads(response.read())) == (
         "application/json",
-        [],
+        json.loads(TARGETS),
     )
     connection.close()
 
@@ -299,9 +324,49 @@ def test_conflicting_lengths_are_rejected(stage: Stage) -> None:
     ):
         answer = front.raw(start + lengths + smuggled)
         valid = lengths.endswith((b": 2\r\n\r\n{}", b"0\r\n\r\n"))
-        expected = (b"4", b"200") if valid else (b"4",)
-        assert answer.split(b" ")[1].startswith(expected), answer
+        # HAProxy 3.2 closes some connections, with bytes of them unread, before its answer arrives.
+        expected = (b"HTTP/1.1 4", b"HTTP/1.1 200") if valid else (b"HTTP/1.1 4",)
+        assert (answer == b"" and not valid) or answer.startswith(expected), answer
     assert "smuggled" not in [*first.ran, *second.ran]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_http_2_is_not_spoken(tls: bool) -> None:
+    """Its requests have no `Transfer-Encoding`, which the limit of a body depends on."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings_frame = b"\0\0\0\4\0\0\0\0\0"
+    with running() as (front, _, _):
+        context = use_tls(front) if tls else None
+        address = ("127.0.0.1", front.settings.port)
+        with socket.create_connection(address, timeout=10) as plain:
+            client = context.wrap_socket(plain, server_hostname="127.0.0.1") if context else plain
+            client.sendall(preface + settings_frame)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError, ssl.SSLError):
+                while part := client.recv(65536):
+                    answer += part
+            client.close()
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_workers_have_no_rights() -> None:
+    """Neither user nor group is root's."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    with running() as (front, _, _):
+        assert front.process is not None
+        pids = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(front.process.pid)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        ids = [
+            re.findall(r"(?m)^[UG]id:\t(\d+)", Path(f"/proc/{pid}/status").read_text())
+            for pid in pids
+        ]
+    assert ids
+    assert all("0" not in pair for pair in ids)
 
 
 def test_a_header_bomb_is_rejected(stage: Stage) -> None:
@@ -309,7 +374,7 @@ def test_a_header_bomb_is_rejected(stage: Stage) -> None:
     front, _, _ = stage
     for headers in (b"X: " + b"x" * 100_000, b"".join(b"X-%d: x\r\n" % n for n in range(2000))):
         answer = front.raw(b"GET /chat/v1/models HTTP/1.1\r\n" + headers + b"\r\n\r\n")
-        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
     assert front.get("/chat/v1/models", key="sk-any")[0] == 200
 
 
@@ -533,10 +598,10 @@ def test_a_slow_server_answers_504() -> None:
 
 
 def test_keys_survive_a_restart_and_a_reload_cuts_no_stream() -> None:
-    """A bad configuration changes nothing."""
-    with running() as (front, _, _):
+    """Although it lasts longer than `timeout`. A bad configuration changes nothing."""
+    with running(timeout=3) as (front, _, _):
         key = front.add_key("alice")
-        body = {"id": "x", "stream": True, "parts": 10, "gap": 0.1}
+        body = {"id": "x", "stream": True, "parts": 10, "gap": 0.5}
         with front.request("POST", "/chat/v1/completions", body, key=key) as response:
             front.servers = front.servers[:1]
             front.reload()

@@ -11,13 +11,13 @@ import pytest
 from tests.front.running import CHAT, EMBED, Running, running
 from tests.front.test_router import LARGEST, separate
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("haproxy")]
 MESSAGES = [{"role": "user", "content": "Hello"}]
 LONG = [{"role": "user", "content": "Hello" * 10_000}]
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[Running]:
+def front(haproxy: None) -> Iterator[Running]:
     """A front with two servers."""
     with running(max_body=LARGEST) as (front, _, _):
         separate(front)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.router import find_json_model
+from launcher.agent.router import Body, Failure, Router, find_json_model
 from launcher.front.configuration import FrontServer
 from tests.front.running import CHAT, EMBED, Running, StandIn, running, wait_for
 from tests.front.test_haproxy import error, held
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("haproxy")]
 Stage = tuple[Running, StandIn, StandIn]
 LARGEST = 5 << 20
 FORM = (
@@ -38,7 +43,7 @@ def separate(front: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def stage(haproxy: None) -> Iterator[Stage]:
     """A front with the servers `chat` (the first stand-in) and `embed` (the second)."""
     with running(max_body=LARGEST) as stage:
         separate(stage[0])
@@ -179,7 +184,8 @@ def test_a_large_request_is_rejected(stage: Stage) -> None:
     status, content = front.post("/v1/completions", body, key="sk-any")
     assert (status, error(content)) == (413, ("invalid_request_error", "request_too_large"))
     head = f"Authorization: Bearer sk-any\r\nContent-Length: {LARGEST + 1}\r\n\r\n".encode()
-    answer = front.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head)
+    # HAProxy 3.2 waits for the body before it closes the connection.
+    answer = front.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head, until=b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
@@ -279,6 +285,39 @@ def test_a_server_may_be_named_like_a_part_of_a_path() -> None:
     assert ports == [second.port, first.port, second.port, second.port]
 
 
+@pytest.mark.parametrize("length", [b"Content-Length: 20000", b"Transfer-Encoding: chunked"])
+def test_a_client_may_wait_for_100_continue(stage: Stage, length: bytes) -> None:
+    """RFC 9110, 10.1.1: it sends the body after that."""
+    front, _, _ = stage
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-any\r\n"
+    end = b"\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
+    answer = front.raw(head + length + end, until=b"\r\n\r\n")
+    assert answer == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_a_full_disk_does_not_use_up_the_room_for_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that is not stored is not counted."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def read(piece: bytes) -> Router:
+        router = Router(str(tmp_path), session=None)  # type: ignore[arg-type] - sends nothing
+        router._table = {"max_body": 1000}
+        content = aiohttp.StreamReader(Mock(_reading_paused=False), 2**16)
+        content.feed_data(piece)
+        content.feed_eof()
+        request = Mock(method="POST", headers={}, content=content)
+        with pytest.raises(OSError, match="No space left"):
+            await router._route(request)
+        return router
+
+    monkeypatch.setattr(Body, "add", fail)
+    assert asyncio.run(read(b"x" * 100))._stored == 0
+
+
 def test_stored_requests_are_bounded() -> None:
     """Together, until their clients leave."""
     with running(max_body=30_000) as (front, _, _), contextlib.ExitStack() as clients:
@@ -367,11 +406,28 @@ def test_the_model_of_json_is_that_of_pythons_own_parser(
     models = [value for key, value in pairs if key == "model"]
     are_strings = all(value is None or isinstance(value, str) for value in models)
 
-    expected = models[-1] if models and are_strings else None
-    assert find_json_model(f" {{{text}}}".encode()) == expected
+    data = f" {{{text}}}".encode()
+    if are_strings:
+        assert find_json_model(data) == (models[-1] if models else None)
+    else:
+        with pytest.raises(Failure, match=r"`\$\.model`"):
+            find_json_model(data)
 
 
-@pytest.mark.parametrize("data", [b"[]", b'{"model":"a"', b"x", b'{"model":"\xff"}'])
-def test_invalid_json_has_no_model(data: bytes) -> None:
-    """The request is refused."""
-    assert find_json_model(data) is None
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"[]", "Expected `object`, got `array`"),
+        (b'{"model":"a"', "truncated"),
+        (b"x", "malformed"),
+        (b'{"model":"\xff"}', "can't decode"),
+        (b'\xef\xbb\xbf{"model":"a"}', "malformed"),
+        (b'{"x":NaN,"model":"a"}', r"invalid character \(byte 5\)"),
+        (b'{"x":' + b"[" * 3000 + b"]" * 3000 + b',"model":"a"}', "recursion"),
+    ],
+)
+def test_a_body_that_is_not_json_is_rejected_with_the_reason(data: bytes, reason: str) -> None:
+    """Also what Python's own parser reads."""
+    with pytest.raises(Failure, match=f"The body is not a request in JSON: .*{reason}") as error:
+        find_json_model(data)
+    assert error.value.status == 400
