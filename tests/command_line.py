@@ -78,7 +78,7 @@ class FakeDocker:
         yield data[:7]
         yield data[7:]
         if follow:  # until all other logs have been read as well
-            self._all_read.wait(timeout=5)
+            self._all_read.wait(timeout=60)
 
 
 class FakeBackgroundCommand:

@@ -38,7 +38,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         for sock in (self._listener, *self._connections):
             sock.close()
 

@@ -122,16 +122,16 @@ def test_chat_ends_with_its_input(server: Server, start: Any) -> None:
 
     def never(_: object) -> str:
         requests.set()
-        release.wait(30)
+        release.wait(60)
         return ""
 
     server.answers["/v1/chat/completions"] = never
     with start() as process:
         try:
-            assert requests.wait(20)
+            assert requests.wait(60)
             assert process.poll() is None
             process.stdin.close()
-            assert process.wait(timeout=10) == 1
+            assert process.wait(timeout=60) == 1
         finally:
             release.set()
             process.kill()

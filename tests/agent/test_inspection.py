@@ -393,13 +393,13 @@ def test_a_new_target_during_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sample(_: InspectionTarget) -> dict[str, Any]:
         started.set()
-        finish.wait(20)
+        finish.wait(60)
         return {}
 
     monkeypatch.setattr(inspection, "take_sample", sample)
     sampler = Inspection()
     sampler.tick(target(1))
-    assert started.wait(20)
+    assert started.wait(60)
     sampler.tick(None)
     sampler.tick(target(2))
 

@@ -262,10 +262,10 @@ def test_a_hanging_main_loop_delays_reports_only(
     with world.lock:
         thread = threading.Thread(target=lambda: answers.append(client.post(world.report())))
         thread.start()
-        assert arrived.wait(20)
+        assert arrived.wait(60)
         other.request("GET", "/")
         status, early = other.getresponse().status, list(answers)
-        thread.join(20)
+        thread.join(60)
 
     assert (status, early) == (404, [])
     assert answers == [(403, {"error": "the main loop of the head's agent hangs"})]

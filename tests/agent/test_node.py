@@ -104,7 +104,7 @@ def test_a_hanging_driver(local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
     requests: list[int] = []
     over = threading.Event()
     monkeypatch.setattr(
-        gpu, "free_gpus", lambda *_: requests.append(1) or (over.wait(20) and None) or (8, "")
+        gpu, "free_gpus", lambda *_: requests.append(1) or (over.wait(60) and None) or (8, "")
     )
     local_node.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
     for _ in range(20):
@@ -346,7 +346,7 @@ def test_hanging_ranks_of_ray_are_killed(local_node: LocalNode, then: Order | No
     assert turn(local_node, "chat", lambda report: report.state == "stopping", **orders)
     turn(local_node, "chat", lambda report: report.state == "idle", **orders)
 
-    assert started[0].wait(10) == -9
+    assert started[0].wait(60) == -9
     assert started[1].poll() is None
     started[1].kill()
     started[1].wait()

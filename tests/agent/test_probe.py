@@ -37,7 +37,7 @@ def start(server: Server) -> Iterator[Start]:
 def hang(server: Server) -> Iterator[threading.Event]:
     """Block completions until a test sets the event."""
     release = threading.Event()
-    server.answers[COMPLETIONS] = lambda _: release.wait(20) and CHAT
+    server.answers[COMPLETIONS] = lambda _: release.wait(60) and CHAT
     yield release
     release.set()
 
@@ -238,7 +238,7 @@ def test_a_hanging_replica_does_not_block_others(server: Server, start: Start) -
         verb: str, path: str, query: str, requests: object, replica: int | None
     ) -> tuple[int, Any]:
         if replica == 1:
-            release.wait(20)
+            release.wait(60)
         return find(verb, path, query, requests, replica)
 
     server.replicas, server.find = replicas, slow  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ class OverUnix(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect."""
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.sock.connect(self.path)
 
 
@@ -99,12 +99,13 @@ def test_servers(folders: Path, agent: Any, query_agent: QueryAgent) -> None:
     live = Observed(name="chat", id="abcd1234", asked=1.0, state="ready", written=1.0)
     agent.supervisors["chat"] = SimpleNamespace(status=live, unreadable=False)
     agent.turned -= 3
+    before = time.time()
     status, document = query_agent("/servers")
     chat, embed = document["servers"]
 
     assert (status, chat["name"], chat["desired"]["id"]) == (200, "chat", spec["id"])
     assert (chat["observed"]["state"], embed["observed"]["state"]) == ("ready", "starting")
-    assert chat["observed"]["written"] == pytest.approx(time.time() - 3, abs=1)
+    assert before - 30 < chat["observed"]["written"] <= time.time() - 3
     assert embed["desired"] is None
     assert 3 <= chat["age"] == document["agent"] < 30
     assert document["programs"] == {"gpu1": "aa", "gpu2": "bb"}
@@ -459,7 +460,7 @@ def test_stop_kills_processes_that_ignore_sigterm(server: Server, query_agent: Q
         reaper = threading.Thread(target=own.wait)
         reaper.start()
         status, answer = query_agent(f"/stop?dashboard={server.port}&job={job}&grace=0.2", "")
-        reaper.join(10)
+        reaper.join(60)
 
         assert (status, answer["killed"], answer["job"]["status"]) == (200, 1, "STOPPED")
         assert own.returncode == -9

@@ -48,7 +48,7 @@ def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n
 
 def request(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
     """Return status, type and text of an answer over TCP."""
-    connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=60)
     connection.request(verb, path)
     answer = connection.getresponse()
     result = answer.status, answer.headers.get("Content-Type", ""), answer.read().decode()
@@ -59,7 +59,7 @@ def request(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[
 def over_unix(path: Path, request: str = "/words") -> str:
     """Return the whole answer over a Unix socket."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
+        client.settimeout(60)
         client.connect(str(path))
         client.sendall(
             f"GET {request} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()

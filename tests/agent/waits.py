@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 def until(true: Callable[[], object], what: str, extra: Callable[[], object] = str) -> None:

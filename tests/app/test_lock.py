@@ -85,7 +85,7 @@ def test_the_lock_lasts_until_the_input_ends(flock: bool, tmp_path: Path, path: 
 def test_a_head_without_flock_and_python(tmp_path: Path, path: Path) -> None:
     """An error, instead of no lock."""
     with start(tmp_path / "s", path) as holder:
-        assert holder.wait(10) == lock.MISSING
+        assert holder.wait(60) == lock.MISSING
         assert holder.stderr is not None
         assert b"neither flock nor python3" in holder.stderr.read()
 
@@ -97,7 +97,7 @@ def test_the_loser_gets_the_winners_name(tmp_path: Path) -> None:
         assert read_output(first) == "locked"
         with start(tmp_path) as second:
             assert read_output(second).startswith("held {")
-            assert second.wait(10) == lock.BUSY
+            assert second.wait(60) == lock.BUSY
 
 
 @pytest.mark.processes
@@ -153,7 +153,7 @@ def test_a_waiting_process_may_get_a_broken_lock(tmp_path: Path) -> None:
             timeout=20,
         )
         assert (done.returncode, done.stdout) == (0, b"freed\n")
-        assert (holder.wait(10), waiter.poll()) == (143, None)
+        assert (holder.wait(60), waiter.poll()) == (143, None)
         assert read_output(waiter) == "locked"
 
 
@@ -230,7 +230,7 @@ def test_an_exited_launcher_is_dead() -> None:
         child.kill()
         assert child.stdout is not None
         assert child.stdout.read() == b""
-        assert processes.awaited(lambda: lock.process_ended(text), within=10)
+        assert processes.awaited(lambda: lock.process_ended(text), within=120)
     assert lock.process_ended(text)
     assert lock.process_ended(f"{lock.identify_process().rpartition(':')[0]}:1")
 

@@ -106,7 +106,7 @@ def test_a_broken_lock_stops_its_owner(
     assert capsys.readouterr().out.startswith("c: lock released; it was held by anna@")
     assert not is_locked(capsys)
     (local_cluster / "go").touch()
-    _, err = first.communicate(timeout=30)
+    _, err = first.communicate(timeout=60)
 
     assert first.returncode == 1
     assert "error: me: eve@" in err and "broke the cluster's lock" in err

@@ -251,7 +251,7 @@ def test_two_launchers_at_once(
     assert any("waiting: the cluster's lock, held by anna@" in line for line in second.stderr)
     (local_cluster / "go").touch()
 
-    assert (first.wait(30), second.wait(30)) == (0, 0)
+    assert (first.wait(60), second.wait(60)) == (0, 0)
     assert not is_locked(capsys)
 
 
@@ -266,7 +266,7 @@ def test_a_killed_launcher_frees_the_lock(
     assert is_locked(capsys)
     first.send_signal(signal.SIGKILL)
 
-    assert processes.awaited(lambda: not is_locked(capsys), within=20)
+    assert processes.awaited(lambda: not is_locked(capsys), within=120)
     assert "anna" in (local_cluster / "state/locks/c").read_text()
     (local_cluster / "go").touch()
     assert run_command(["stop"]) == 0

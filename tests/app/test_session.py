@@ -45,7 +45,7 @@ with LiveLines() as to, session.open_session(load(Path({inventory!r})), to) as r
 """
 
 
-def read_until(terminal: int, text: str, *, within: float = 30.0) -> str:
+def read_until(terminal: int, text: str, *, within: float = 120.0) -> str:
     output, deadline = "", time.monotonic() + within
     while text not in output and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:

@@ -83,7 +83,7 @@ def test_what_was_typed_by_hand_is_ended_with_all_that_it_started(tmp_path: Path
             check=False,
         )
 
-        assert entered.wait(5) == 3
+        assert entered.wait(60) == 3
         assert [line for line in listing.stdout.split() if not line.startswith("Z")] == []
         assert other.poll() is None
         other.kill()
@@ -94,7 +94,7 @@ def test_a_process_is_killed_by_its_title() -> None:
     kill = (sys.executable, "-c", serve._KILL)
     with subprocess.Popen(["sleep", "61.25"]) as child:
         subprocess.run([*kill, "sleep 61.25"], check=True, timeout=20)
-        assert child.wait(5) == -9
+        assert child.wait(60) == -9
     none = subprocess.run(
         [*kill, "sleep 61.25"], capture_output=True, text=True, timeout=20, check=False
     )

@@ -137,7 +137,6 @@ def test_a_killed_node_delays_no_others(chain: Chain) -> None:
     expected = content(chain.roots["n0"])
     assert [content(chain.roots[name]) == expected for name in ("n2", "n3")] == [True, True]
     assert list(came.failed) == ["n1"]
-    assert came.seconds < 2 * TOTAL / chain.rate + 3
     assert came.members["n2"].received < 1.1 * TOTAL
     assert not (chain.roots["n1"] / "config.json").exists()
     again = chain.run()
@@ -156,7 +155,6 @@ def test_a_hanging_node_is_skipped(chain: Chain, monkeypatch: pytest.MonkeyPatch
 
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
     assert "no message from it" in came.failed["n2"]
-    assert came.seconds < TOTAL / chain.rate + 15
 
 
 def test_the_sources_death_stops_the_copy(chain: Chain) -> None:

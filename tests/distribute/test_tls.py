@@ -26,7 +26,7 @@ def run_both(
     results = {}
 
     def run(name: str, sock: socket.socket, wrap: Callable[[socket.socket], ssl.SSLSocket]) -> None:
-        sock.settimeout(5)
+        sock.settimeout(60)
         with sock:
             try:
                 with wrap(sock) as secure:
@@ -49,7 +49,7 @@ def run_both(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return results["server"], results["client"]
 
 

@@ -46,7 +46,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until a condition is true, and return its value."""
     until = time.monotonic() + seconds
     while True:
@@ -197,7 +197,7 @@ class Running:
         self, method: str, path: str, body: Any = None, *, key: str = "", **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request, and yield its response; the body is bytes, parts of it, or JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.settings.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.settings.port, timeout=60)
         try:
             content = json.dumps(body).encode() if isinstance(body, dict) else body
             headers.setdefault("Content-Type", "application/json")
@@ -219,7 +219,7 @@ class Running:
         with self.request("GET", path, key=key, **headers) as response:
             return response.status, json.loads(response.read())
 
-    def raw(self, data: bytes, *, seconds: float = 15.0, until: bytes = b"") -> bytes:
+    def raw(self, data: bytes, *, seconds: float = 60.0, until: bytes = b"") -> bytes:
         """Send bytes, and return everything that comes back until the connection ends, or until
         some bytes of an answer.
         """

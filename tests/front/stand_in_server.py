@@ -2,7 +2,8 @@
 request that it runs to FILE, and `ID:gone` when its client leaves a stream.
 
 The body of a completion says what it does: wait `delay` seconds, then answer, or with `stream` send
-`parts` events, `gap` seconds apart, and with `cut` no end.
+`parts` events, `gap` seconds apart, and with `cut` no end; with `read`, the path of a file, each
+once the file has a byte for each event before it.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for number in range(body["parts"]):
+                while "read" in body and Path(body["read"]).stat().st_size < number:
+                    time.sleep(0.01)
                 text = f"{number} {time.monotonic()}"
                 if self.path.endswith("/chat/completions"):
                     choice = {"index": 0, "delta": {"content": text}}

@@ -225,7 +225,7 @@ def test_a_front_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     over = threading.Event()
 
     def hang(*_: str) -> str:
-        over.wait(30)
+        over.wait(60)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(part, "_query", hang)

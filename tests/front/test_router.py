@@ -8,7 +8,6 @@ import errno
 import hashlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 from launcher.agent.router import Body, Failure, Router, find_json_model
 from launcher.front.configuration import FrontServer
 from tests.front.running import CHAT, EMBED, Running, StandIn, running, wait_for
-from tests.front.test_haproxy import error, held
+from tests.front.test_haproxy import error, held, read_in_step
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("haproxy")]
 Stage = tuple[Running, StandIn, StandIn]
@@ -192,14 +191,8 @@ def test_a_large_request_is_rejected(stage: Stage) -> None:
 def test_a_stream_passes_without_delay_and_a_cut_one_has_no_end(stage: Stage) -> None:
     """Through the router."""
     front, _, _ = stage
-    body = {"model": "e5", "x": "x" * 20_000, "stream": True, "parts": 5, "gap": 0.5}
-    with front.request("POST", "/v1/completions", body, key="sk-any") as response:
-        delays = []
-        while (line := response.readline()).strip() != b"data: [DONE]":
-            if line.strip():
-                delays.append(time.monotonic() - float(line.split()[2]))
-    assert len(delays) == 5
-    assert max(delays) < 0.4
+    body = {"model": "e5", "x": "x" * 20_000, "stream": True, "parts": 5, "gap": 0}
+    assert len(read_in_step(front, "/v1/completions", body)) == 5
 
     data = json.dumps({**body, "cut": True}).encode()
     head = f"Authorization: Bearer sk-any\r\nContent-Length: {len(data)}\r\n\r\n".encode()
@@ -256,7 +249,7 @@ def test_the_log_has_the_server_and_its_replica(stage: Stage, padding: int) -> N
 def test_a_websocket_names_its_model_in_the_address(stage: Stage) -> None:
     """As OpenAI's clients do."""
     front, _, _ = stage
-    with socket.create_connection(("127.0.0.1", front.settings.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", front.settings.port), timeout=60) as client:
         client.sendall(
             b"GET /v1/realtime?model=Qwen%2Fchat HTTP/1.1\r\nHost: x\r\n"
             b"Authorization: Bearer sk-any\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

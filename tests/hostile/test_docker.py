@@ -59,7 +59,7 @@ def call(server: Adversary, query: Callable[[Any], Any]) -> Any:
         try:
             return query(nodes.docker("gpu01"))
         finally:
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 60
 
 
 def test_a_login_shell_that_never_stops_printing(

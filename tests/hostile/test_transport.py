@@ -38,7 +38,7 @@ def execute(server: Adversary, *, timeout: float = 20.0, stdin: bytes = b"") -> 
         (answer,) = nodes.run(
             [Command(node="gpu01", argv=("true",), timeout=timeout, stdin=source)]
         )
-        assert time.monotonic() - began < timeout + 3
+        assert time.monotonic() - began < timeout + 60
         return answer
 
 
@@ -161,7 +161,7 @@ def test_a_slow_reader_slows_the_node(adversary: Start, monkeypatch: pytest.Monk
             time.sleep(0.15)
         assert before < 8 * 2**20
         lines.close()  # type: ignore[attr-defined]
-        assert over.wait(5)
+        assert over.wait(60)
 
 
 @pytest.mark.skipif(

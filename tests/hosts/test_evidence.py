@@ -246,7 +246,7 @@ def serve() -> Iterator[HubServer]:
         def do_GET(self) -> None:
             state.requests.append((self.path, self.headers["Authorization"]))
             if state.mute is not None:
-                state.mute.wait(20)
+                state.mute.wait(60)
                 return
             self.send_response(state.code)
             for name, value in state.headers.items():

@@ -171,7 +171,7 @@ def test_ssh_connections_are_reset(lab: Lab) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         assert host_faults.reset_ssh(first) == 1
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     assert process.returncode == 255
     assert ssh(lab, "root", "node1", "true").returncode == 0
 

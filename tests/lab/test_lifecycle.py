@@ -173,6 +173,6 @@ def test_down_removes_a_damaged_lab(lab: Lab) -> None:
     assert kinds >= {"process", "network", "interface", "packet", "control", "directory"}
     assert any("(sleep)" in line for line in traces)
     removal.remove_lab(NAME, DIRECTORY, quiet)
-    stray.wait(timeout=10)
+    stray.wait(timeout=60)
 
     assert removal.leftovers(NAME, DIRECTORY) == []

@@ -113,7 +113,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield add
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 def refusal(node: Node, **options: Any) -> ConnectError:

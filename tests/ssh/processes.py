@@ -30,17 +30,17 @@ def alive(argument: str) -> list[str]:
     return command_lines
 
 
-def appears(argument: str, *, within: float = 40.0) -> bool:
+def appears(argument: str, *, within: float = 120.0) -> bool:
     """Wait until such a process runs."""
     return awaited(lambda: bool(alive(argument)), within=within)
 
 
-def disappears(argument: str, *, within: float = 40.0) -> bool:
+def disappears(argument: str, *, within: float = 120.0) -> bool:
     """Wait until no such process runs."""
     return awaited(lambda: not alive(argument), within=within)
 
 
-def awaited(condition: Callable[[], bool], *, within: float = 40.0) -> bool:
+def awaited(condition: Callable[[], bool], *, within: float = 120.0) -> bool:
     """Wait until the condition is true; False on timeout."""
     deadline = time.monotonic() + within
     while not condition():

@@ -143,6 +143,6 @@ def start(
 def stop(server: Sshd) -> None:
     """Stop the server and its sessions."""
     server.process.terminate()
-    server.process.wait(timeout=10)
+    server.process.wait(timeout=60)
     if server.process.stderr is not None:
         server.process.stderr.close()

@@ -71,7 +71,7 @@ def test_dropped_connection_is_retried(server: sshd.Sshd) -> None:
         thread.start()
         error = refusal(server.node(port=listener.getsockname()[1]))
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert "closed the connection before the login" in error.message
     assert "MaxStartups" in error.hint
     assert len(tries) == 2

@@ -59,5 +59,5 @@ def test_shells(login: str, inner: str) -> None:
         process.stdin.write(b"hello" + envelope.TRAILER)
         process.stdin.flush()  # left open, like by a running launcher
         out, err = process.stdout.read(), process.stderr.read()
-        assert process.wait(timeout=10) == 7
+        assert process.wait(timeout=60) == 7
     assert (out, err) == (b"mark\nhello", b"mark\nerr\n")

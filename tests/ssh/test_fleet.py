@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -65,7 +64,7 @@ def test_answer(fleet: Fleet) -> None:
     answer = run(fleet, "sh", "-c", "echo out; echo err >&2; exit 3")
     assert (answer.node, answer.code, answer.out, answer.err) == ("gpu01", 3, "out\n", "err\n")
     assert not answer.timed_out
-    assert 0 < answer.seconds < 30
+    assert answer.seconds > 0
 
 
 def test_arguments_arrive_unchanged(fleet: Fleet) -> None:
@@ -155,7 +154,6 @@ def test_deadline(fleet: Fleet) -> None:
     seconds = processes.unique_seconds()
     answer = run(fleet, "sleep", seconds, timeout=0.5)
     assert (answer.code, answer.timed_out, answer.ok) == (124, True, False)
-    assert answer.seconds < 10
     assert processes.disappears(seconds)
 
 
@@ -200,7 +198,6 @@ def test_a_child_in_the_background_does_not_hold_the_answer(fleet: Fleet) -> Non
     seconds = processes.unique_seconds()
     answer = run(fleet, "sh", "-c", f"sleep {seconds} & echo $!")
     assert answer.code == 0
-    assert answer.seconds < 10
     assert processes.alive(seconds)
     os.kill(int(answer.out), signal.SIGKILL)
 
@@ -271,23 +268,33 @@ def test_truncated_input_never_looks_complete(server: sshd.Sshd, tmp_path: Path)
             assert not ended.exists()
 
 
-def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd) -> None:
+def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd, tmp_path: Path) -> None:
     """Nodes run in parallel, commands of a node in order; a failure does not stop the others."""
     nodes = [server.node(f"gpu0{n}") for n in range(1, 5)]
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
+        # Every command waits for those of the other nodes.
+        wait = 'touch "$1.$2"; until set -- "$1" $2 "$1."*; [ $# = 6 ]; do sleep 0.05; done'
         commands = [
-            Command(node=node.name, argv=("sh", "-c", f"sleep 0.3; echo {step}; exit {step}"))
+            Command(
+                node=node.name,
+                argv=(
+                    "sh",
+                    "-c",
+                    f"{wait}; echo {step}; exit {step}",
+                    "meet",
+                    f"{tmp_path}/{step}",
+                    node.name,
+                ),
+                timeout=120,
+            )
             for step in (1, 2)
             for node in nodes
         ]
-        start = time.monotonic()
         answers = list(fleet.run(commands))
-        took = time.monotonic() - start
-    assert len(answers) == 8
     for node in nodes:
-        assert [answer.out for answer in answers if answer.node == node.name] == ["1\n", "2\n"]
-    assert took < sum(answer.seconds for answer in answers) * 0.75
+        node_answers = [answer for answer in answers if answer.node == node.name]
+        assert [(answer.code, answer.out) for answer in node_answers] == [(1, "1\n"), (2, "2\n")]
 
 
 def test_one_connection_per_node(server: sshd.Sshd, tmp_path: Path) -> None:
@@ -431,7 +438,7 @@ def test_ctrl_c_ends_commands(server: sshd.Sshd, tmp_path: Path) -> None:
     ) as launched:
         assert processes.appears(seconds)
         launched.send_signal(signal.SIGINT)
-        out, _ = launched.communicate(timeout=20)
+        out, _ = launched.communicate(timeout=60)
     assert out == "interrupted\n"
     assert processes.disappears(seconds)
 
@@ -451,7 +458,7 @@ def test_tunnel(server: sshd.Sshd, kind: Kind) -> None:
         with (
             Fleet(sshd.inventory(node(server, kind))) as fleet,
             fleet.forward("gpu01", "127.0.0.1", service.getsockname()[1]) as tunnel,
-            socket.create_connection(("127.0.0.1", tunnel.port), timeout=10) as client,
+            socket.create_connection(("127.0.0.1", tunnel.port), timeout=60) as client,
         ):
             client.sendall(b"hello")
             client.shutdown(socket.SHUT_WR)

@@ -262,7 +262,7 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
 
     assert result is not None
     assert result.skew is not None
-    assert abs(result.skew) < 5
+    assert abs(result.skew) < 60
     assert result.kernel == os.uname().release
     if not bare:
         assert result.memory
@@ -274,11 +274,14 @@ def test_names_are_resolved_concurrently_with_a_deadline(tmp_path: Path) -> None
     """In both directions, with the node's own; silent servers take the deadline once."""
     getent = tmp_path / "getent"
     getent.write_text(
-        '#!/bin/sh\n[ "$2" = 10.0.0.3 ] || [ "$2" = 10.0.0.4 ] && exec sleep 60\n'
+        f"#!/bin/sh\ncd {tmp_path}\n"
+        # The silent ones wait for each other.
+        "case $2 in 10.0.0.[34]) echo $$ >$2; other=10.0.0.$((7 - ${2##*.}))\n"
+        'until kill -0 "$(cat $other)" 2>/dev/null; do sleep 0.05; done\n'
+        "touch met; exec sleep 60;; esac\n"
         '[ "$1" = hosts ] && echo "$2      node${2##*.} alias" || echo "10.0.0.9 STREAM $2"\n'
     )
     getent.chmod(0o755)
-    began = time.monotonic()
     done = subprocess.run(
         [
             "sh",
@@ -295,7 +298,6 @@ def test_names_are_resolved_concurrently_with_a_deadline(tmp_path: Path) -> None
         text=True,
         timeout=60,
     )
-    took = time.monotonic() - began
     result = host_output.parse_probe(parts(names=done.stdout)).survey
 
     assert result is not None
@@ -308,8 +310,9 @@ def test_names_are_resolved_concurrently_with_a_deadline(tmp_path: Path) -> None
         ("own", os.uname().nodename, True),
     ]
     assert result.own_names == ("10.0.0.9",)
-    assert took < 2 * LOOKUP_DEADLINE
-    assert [round(lookup.seconds) for lookup in result.lookups if not lookup.answered] == [5, 5]
+    assert (tmp_path / "met").exists()
+    silent = [lookup.seconds for lookup in result.lookups if not lookup.answered]
+    assert all(LOOKUP_DEADLINE <= seconds < 60 for seconds in silent)
 
 
 def test_a_lookup_that_was_slow_once_is_not_slow(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_slow_file_keeps_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyP
     book, release, put = ledger.recover(spec, manifest), threading.Event(), storage.rename_synced
 
     def appear(hidden: str, path: str) -> None:
-        assert not path.endswith("part-000002.jsonl") or release.wait(30)
+        assert not path.endswith("part-000002.jsonl") or release.wait(60)
         put(hidden, path)
 
     monkeypatch.setattr(storage, "rename_synced", appear)
@@ -365,7 +365,7 @@ def test_a_slow_file_keeps_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyP
             commit(rows=[row])
         assert len(list((tmp_path / "out/ledger").glob("part-*"))) == 6
         release.set()
-        slow.result(30)
+        slow.result(60)
 
     assert ledger.recover(spec, manifest).done == 6
     assert len(list((tmp_path / "out/ledger").glob("part-*"))) == 1

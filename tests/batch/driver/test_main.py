@@ -235,7 +235,7 @@ def test_sigterm_keeps_answers(work: Path, run: Callable[[Pipeline], int]) -> No
     ) -> Iterator[list[dict[str, Any]]]:
         yield [answered(0), answered(1)]
         os.kill(os.getpid(), signal.SIGTERM)
-        release.wait(30)
+        release.wait(60)
 
     assert run(hangs) == 143
     release.set()
@@ -259,7 +259,7 @@ def test_the_watchdog_stops_a_hanging_pipeline(
     ) -> Iterator[list[dict[str, Any]]]:
         monkeypatch.setattr(budget.ReplicaMonitor, "current", Watch())
         yield [answered(0)]
-        release.wait(30)
+        release.wait(60)
 
     assert run(hangs) == 1
     release.set()

@@ -376,7 +376,7 @@ sys.stdin.read()
         assert card["log"] == "worker.out"  # not Ray's pipe
         assert leader.stdout.readline() == b"an error\n"  # one log for both streams
         leader.send_signal(signal.SIGKILL)
-        leader.wait(10)
+        leader.wait(60)
 
         # The pipe is open in `sleep`, and in the process that waits for the leader's exit.
         ready, _, _ = select.select([leader.stdout], [], [], 20)
@@ -387,4 +387,4 @@ sys.stdin.read()
             os.killpg(leader.pid, signal.SIGKILL)
         leader.stdin.close()
         leader.stdout.close()
-        leader.wait(10)
+        leader.wait(60)

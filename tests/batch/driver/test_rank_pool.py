@@ -276,15 +276,15 @@ def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Pr
 
 def test_time_runs_from_the_start_of_a_call(ray: Ray, progress: Progress) -> None:
     """Not from its submission behind the rank's other calls."""
-    pool = hired(progress, timeout=0.05)
+    pool = hired(progress, timeout=3)
     pool.start(SETTINGS, "")
     pool.submit(0, "first", [])
     ray.results["one", "answer"] = Ref(pending=True)
     pool.submit(0, "second", [])
-    pool.tasks[0][1].began -= 10
+    pool.tasks[0][1].began -= 100
 
     assert [tag for _, tag, _ in pool.finished()] == ["first"]
-    assert time.monotonic() - pool.tasks[0][0].began < 5
+    assert time.monotonic() - pool.tasks[0][0].began < 100
     with pytest.raises(Failed, match="within"):
         pool.finished()
 
@@ -408,13 +408,13 @@ def test_remaining_processes_of_a_group_are_killed() -> None:
 
         assert rank_pool.group_members(leader.pid) == []
         assert leader.stdout.read() == b""  # closed by all processes
-        assert leader.wait(10) == -signal.SIGKILL
+        assert leader.wait(60) == -signal.SIGKILL
         assert rank_pool.kill_group(leader.pid, 10) == []
     finally:
         leader.stdout.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)
-        leader.wait(10)
+        leader.wait(60)
 
 
 def test_surviving_processes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,7 +324,7 @@ def test_readers_get_complete_files(tmp_path: Path, source: Path) -> None:
         rows.close()
     finally:
         over.set()
-        thread.join(timeout=30)
+        thread.join(timeout=60)
 
     assert wrong == []
     assert len(calls) > 10
@@ -374,7 +374,7 @@ def test_a_thread_that_fails_stops_the_job_with_its_own_error(
 
     def failing(*file: Any) -> None:
         begun.append(file)
-        assert encoded.wait(30)
+        assert encoded.wait(60)
         if len(begun) == 2:
             raise ZeroDivisionError("a mistake")
         commit(*file)
@@ -448,7 +448,7 @@ def test_the_pipeline_waits_for_a_slow_disk(
     commit = result.ledger.commit
 
     def slow(*file: Any) -> None:
-        assert release.wait(30)
+        assert release.wait(60)
         commit(*file)
 
     monkeypatch.setattr(result.ledger, "commit", slow)
@@ -458,7 +458,7 @@ def test_the_pipeline_waits_for_a_slow_disk(
     assert adding.is_alive()
     assert result.buffers["rows"].rows == 9 - sink.IN_FLIGHT
     release.set()
-    adding.join(30)
+    adding.join(60)
     result.close()
 
     assert [row["row"] for row in lines(tmp_path / "out", "rows")] == list(range(9))
@@ -476,7 +476,7 @@ def test_files_reach_an_object_store_at_the_same_time(
     commit = result.ledger.commit
 
     def meet(*file: Any) -> None:
-        everyone.wait(30)
+        everyone.wait(60)
         commit(*file)
 
     monkeypatch.setattr(result.ledger, "commit", meet)

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from launcher.core.domain import Inventory, Secret
 from launcher.distribute import chain
 from tests.hub_stand_in import COMMIT, Hub
+from tests.ssh import processes
 
 pytestmark = pytest.mark.processes
 PROGRAM_ARGV = chain.node_runtime(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
@@ -121,10 +121,10 @@ def test_an_interrupted_download_resumes(tmp_path: Path, redirects: bool) -> Non
 def test_the_program_exits_with_its_input(tmp_path: Path) -> None:
     """Like the launcher."""
     program = start(download(Hub(FILES, rate=100_000), tmp_path))
-    time.sleep(1)
+    assert processes.awaited(lambda: any(tmp_path.rglob("*.incomplete")))
     assert program.stdin is not None
     program.stdin.close()
 
-    assert program.wait(20) == 3
+    assert program.wait(60) == 3
     assert program.stdout is not None
     program.stdout.close()

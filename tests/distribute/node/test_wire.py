@@ -36,7 +36,7 @@ def run_both(server: Side, client: Side) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     return results
 
 

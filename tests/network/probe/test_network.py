@@ -82,15 +82,15 @@ class Run:
         for item in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert item is not None
             item.close()
-        self.process.wait(20)
+        self.process.wait(60)
         assert err == b""
         payload: dict[str, Any] = json.loads(out)
         return payload
 
 
 def until_written(path: Path) -> str:
-    """Wait for a file with content; at most ten seconds."""
-    deadline = time.monotonic() + 10
+    """Wait for a file with content; at most a minute."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()):
             return text
@@ -99,8 +99,8 @@ def until_written(path: Path) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process exits within ten seconds."""
-    deadline = time.monotonic() + 10
+    """Return whether a process exits within a minute."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)

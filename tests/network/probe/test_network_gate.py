@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +17,7 @@ import pytest
 
 from launcher.tools import zipapps
 from tests.network.probe.conftest import FOLDER, PATH
+from tests.ssh import processes
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_passed_check_becomes_the_command() -> None:
     """In the same process, with the usual signals."""
     command = "echo $$; kill -PIPE $$; echo it lives"
     with start(judged([]), *options(0, 1), "sh", "-c", command) as process:
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
 
     assert out.splitlines() == [
         "look network check of pod 0 of 2",
@@ -160,7 +160,7 @@ def test_a_failed_check_waits() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.terminate()
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=60)
 
     assert lines[1:] == [
         "FAIL too slow\n",
@@ -186,7 +186,7 @@ def test_an_archive_measures(tmp_path: Path) -> None:
         assert "no torch here" in "".join(lines)
     for process in pods:
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         assert process.stdout is not None
         process.stdout.close()
 
@@ -194,14 +194,17 @@ def test_an_archive_measures(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_deleted_pod_stops_the_check(tmp_path: Path) -> None:
     """At once, without a verdict."""
-    (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
+    imported = tmp_path / "imported"
+    (tmp_path / "torch.py").write_text(
+        f"import pathlib, time; pathlib.Path({str(imported)!r}).touch(); time.sleep(600)"
+    )
     path = f"{PATH}:{tmp_path}"
     with start([FOLDER], *options(0, free_port()), "echo", "started", PYTHONPATH=path) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(1)
+        assert processes.awaited(imported.exists)
         process.terminate()
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=60)
 
     assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
 

@@ -88,12 +88,13 @@ def test_the_head_does_not_wait_for_exited_ranks(
     rank.store = FakeStore("arrived/rendezvous/0", "arrived/rendezvous/3")
     rank.follow_parent(io.StringIO(text))
     arrived = {other: f"arrived/rendezvous/{other}" for other in range(4)}
+    timeout = 60.0 if at_once else 0.2
     began = time.monotonic()
-    rank.count_arrived("rendezvous", arrived, 1.0)
+    rank.count_arrived("rendezvous", arrived, timeout)
     took = time.monotonic() - began
 
     assert json.loads(rank.store.keys["over/rendezvous"]) == [1, 2]
-    assert (took < 0.5) is at_once
+    assert (took < timeout) is at_once
 
 
 def test_a_rank_that_exited_after_the_rendezvous(payload: SimpleNamespace) -> None:
@@ -140,7 +141,7 @@ def test_a_rank_warms_up_before_pairs_are_timed(
         if behaviour == "fails":
             raise RuntimeError("no interface")
         if behaviour == "hangs":
-            hang.wait(20)
+            hang.wait(60)
 
     def lane(*args: object) -> FakeLane:
         uses.append(args[1:])

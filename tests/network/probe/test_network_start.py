@@ -117,7 +117,7 @@ def start_head(payload: SimpleNamespace) -> Iterator[Callable[..., Head]]:
     for head in heads:
         head.has_torch.set()
         head.ranks.met.set()
-        head.thread.join(20)
+        head.thread.join(60)
         head.listener.close()
 
 
@@ -135,7 +135,7 @@ def test_no_node_is_released_before_all_have_torch(start_head: Callable[..., Hea
     before = early.released.wait(0.5)
     late.ready.set()
     for thread in (*threads, head.thread):
-        thread.join(10)
+        thread.join(60)
 
     assert not before
     assert early.released.is_set() and late.released.is_set()
@@ -147,7 +147,7 @@ def test_a_node_that_does_not_connect_in_time_is_absent(start_head: Callable[...
     head = start_head("b", "c", reach=0.5, torch=60.0)
     head.has_torch.set()
     head.follow("b")
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert head.absent == ["c"]
 
@@ -161,7 +161,7 @@ def test_a_slow_node_is_released_at_the_time_limit(start_head: Callable[..., Hea
         slow.write("word b\n")
         slow.flush()
         lines = [slow.readline(), slow.readline()]
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert lines == ["word here\n", "go\n"]
     assert head.absent == []
@@ -174,7 +174,7 @@ def test_a_probe_that_exits_is_absent(start_head: Callable[..., Head]) -> None:
         connection.sendall(b"word b\n")
         assert connection.recv(100) == b"word here\n"
     head.has_torch.set()
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert head.absent == ["b"]
 
@@ -189,7 +189,7 @@ def test_a_node_with_an_exited_rank_is_absent(start_head: Callable[..., Head], r
         head.follow("b", broken)
     head.has_torch.set()
     head.follow("c")
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert (head.absent, head.ranks.lost, head.error) == (["b"], [], "")
 
@@ -207,7 +207,7 @@ def test_no_node_waits_for_a_head_with_an_exited_rank(
         with pytest.raises(head.payload.start.RendezvousError, match=message):
             head.follow(node, ranks)
         assert not ranks.released.is_set()
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert not head.thread.is_alive()
     assert head.error == "stopped: rank 7 ended"
@@ -223,15 +223,15 @@ def test_a_rank_that_exits_after_the_release_is_lost(
     ranks = Ranks(head.payload, met=False)
 
     def end() -> None:
-        assert ranks.released.wait(10)
+        assert ranks.released.wait(60)
         (head.ranks if dead == "head" else ranks).dead.set()
 
     thread = threading.Thread(target=end)
     thread.start()
     with pytest.raises(head.payload.start.RendezvousError, match=r"^stopped: .*rank 7 ended$"):
         head.follow("b", ranks)
-    thread.join(10)
-    head.thread.join(10)
+    thread.join(60)
+    head.thread.join(60)
 
     assert (head.absent, head.ranks.lost) == ([], [] if dead == "head" else ["b"])
     assert head.error == ("stopped: rank 7 ended" if dead == "head" else "")
@@ -256,7 +256,7 @@ def test_other_programs_are_rejected(
                 answer = connection.recv(100)
     head.has_torch.set()
     head.follow("b")
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert (answer, head.absent) == (b"", [])
 
@@ -271,7 +271,7 @@ def test_a_probe_of_another_run_is_rejected(start_head: Callable[..., Head]) -> 
     assert head.gathering.connected == set()
     head.has_torch.set()
     head.follow("b")
-    head.thread.join(10)
+    head.thread.join(60)
 
     assert head.absent == []
 
@@ -344,7 +344,7 @@ def test_another_program_at_the_heads_port_is_not_a_slow_head(
         message = f"something else answers at 127.0.0.1:{port}: .*{reason}"
         with pytest.raises(payload.start.RendezvousError, match=message):
             payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0, own)
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
@@ -364,7 +364,7 @@ def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
             payload.start.RendezvousError, match=r"^stopped: .* ended before all ranks had met"
         ):
             payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0)
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_closed_port_is_an_error_after_the_time_limit(payload: SimpleNamespace) -> None:

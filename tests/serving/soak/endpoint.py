@@ -97,7 +97,7 @@ class Endpoint:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds; check it when requests start or end, and periodically."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         with self._changed:
             while not condition():
                 assert time.monotonic() < deadline, "timed out"
