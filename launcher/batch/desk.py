@@ -32,8 +32,8 @@ WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
 LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
 OUR_FILES = re.compile(
-    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)"
-    r"|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new",
+    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|run|schema)\.json)"
+    r"|\.(part-\d{6,12}|job|run|schema)\.[a-z]+\.new",
     re.ASCII,
 )
 

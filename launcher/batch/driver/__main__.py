@@ -156,6 +156,8 @@ class BatchRun:
         self.progress.set("reading", "checking the input")
         self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
+        if self.ledger.claim and (before := self.ledger.claim.before):
+            self.progress.warn(f"took over from {before}, which fails if it still runs")
         self.pending = self.ledger.all_pending(self.manifest)
         bytes_left = source.count_bytes(self.manifest, self.pending)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors, bytes_left)
@@ -170,6 +172,8 @@ class BatchRun:
         self.progress.set("finishing", "writing the last rows")
         assert self.sink is not None  # noqa: S101 - opened
         self.sink.close()
+        assert self.ledger is not None  # noqa: S101 - opened
+        self.ledger.finish()
 
     def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
         """Commit finished rows and report how the run ended; return the exit status."""

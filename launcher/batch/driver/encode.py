@@ -119,6 +119,8 @@ class Encoder:
         """Infer the schema from the first rows and store it for later files."""
         import pyarrow
 
+        if schema := self.initial_schema():  # of another run, which has taken over the output
+            return schema
         if self.job.mode == "predict":
             names = dict.fromkeys(name for table in tables for name in table.column_names)
             fields = [infer_field(name, tables) for name in names if is_result(name)]

@@ -5,6 +5,9 @@ so an entry without its file is left from a crash, and its rows are pending.
 
 A ledger file, `ledger/part-NUMBER.json`, has one entry per line, in JSON; the last one is that of
 file NUMBER. It replaces the ledger files of its other entries, which may be left from a crash.
+
+After a takeover (`claim.py`), files of the earlier driver may appear late. Their rows are pending
+for the new one, whose answers count.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
+from .claim import Claim, check_claim, claim_run
 from .job import Job, Refused, identity_changes
 from .manifest import Manifest
 from .storage import Location, brief_error, mask_secrets, open_location, outage_hint
@@ -49,11 +54,14 @@ class Ledger:
     """Row numbers with an answer or error row.
 
     `done` and `errors` count them over all runs; `unmerged` are the lines of ledger files with one
-    entry, by file number, and `started` the numbers of files that are being written.
+    entry, by file number, and `started` the numbers of files that are being written. `parts` are
+    the files that count. A ledger without a claim is not fenced.
     """
 
-    def __init__(self, output_dir: Location, rows: int) -> None:
-        self.out = output_dir
+    def __init__(self, output_dir: Location, rows: int, claim: Claim | None = None) -> None:
+        self.out, self.claim = output_dir, claim
+        self.first, self.floor = (claim.first, claim.floor) if claim else (1, 1)
+        self.parts = set[str]()
         self.accounted = RowSet(rows)
         self.done = self.errors = 0
         self.next_number = 1
@@ -98,7 +106,11 @@ class Ledger:
         """Write a file of rows (in ascending order): first its entry, then its name.
 
         It counts completely or not at all. Several threads may write files at once.
+
+        Raises:
+            Failed: another run owns the output.
         """
+        self.check_owner()
         with self.lock:
             number, self.next_number = self.next_number, self.next_number + 1
             self.started.add(number)
@@ -113,11 +125,16 @@ class Ledger:
         }
         line = json.dumps(entry).encode() + b"\n"
         folder = self.out.child("ledger")
-        appear = self.out.child(kind).child(f"{name}.{ending}").stage_file(data, folder)
-        folder.child(f"{name}.json").write_atomic(line)
-        appear()
+        try:
+            appear = self.out.child(kind).child(f"{name}.{ending}").stage_file(data, folder)
+            folder.child(f"{name}.json").write_atomic(line)
+            appear()
+        except FileNotFoundError:  # a new owner removes hidden files
+            self.check_owner()
+            raise
         with self.lock:
             self.started.remove(number)
+            self.parts.add(str(entry["part"]))
             self.unmerged[number] = line
             self.merge_files()
 
@@ -143,16 +160,12 @@ class Ledger:
             Refused: a ledger file is damaged.
         """
         folder = self.out.child("ledger")
-        numbers = {
-            int(match[1]): name
-            for name in folder.names()
-            if (match := PART.fullmatch(name)) and match[2] == "json"
-        }
-        self.next_number = lowest = 1 + max(numbers, default=0)
-        replaced = []
+        numbers = ledger_files(self.out)
+        self.next_number = max(self.first, 1 + max(numbers, default=0))
+        replaced, read = [], set[int]()
         # From the last on: the entries of one tell which of the others it replaces.
         for number, name, data in read_files(folder, sorted(numbers.items(), reverse=True)):
-            if number >= lowest:
+            if number in read:
                 replaced.append(name)
                 continue
             lines = data.splitlines()
@@ -160,8 +173,10 @@ class Ledger:
                 self.unmerged[number] = lines[0] + b"\n"
             try:
                 for entry in map(parse_entry, lines):
-                    last, lowest = entry.number, min(lowest, entry.number)
-                    yield entry
+                    last = entry.number
+                    if last not in read:
+                        read.add(last)
+                        yield entry
                 if not lines or last != number:
                     raise ValueError(f"its last entry is not that of file {number}")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -172,13 +187,18 @@ class Ledger:
                 ) from error
         delete_replaced(folder, replaced)
 
-    def count_entry(self, entry: LedgerEntry) -> None:
-        """Count an entry of an earlier run.
+    def count_entry(self, entry: LedgerEntry) -> bool:
+        """Count an entry of an earlier run; return False if it does not count: its results were
+        discarded, or it came late and its rows were answered again.
 
         Raises:
             Refused: some of its rows are already counted, or not rows of this job.
         """
+        if entry.number < self.floor:
+            return False
         if not self.accounted.add(entry.rows):
+            if entry.number < self.first:
+                return False
             where = f"{mask_secrets(self.out.address)}: {entry.part}"
             raise Refused(
                 f"{where} has rows that are already counted elsewhere",
@@ -188,6 +208,37 @@ class Ledger:
             self.done += entry.count
         else:
             self.errors += entry.count
+        self.parts.add(entry.part)
+        return True
+
+    def check_owner(self) -> None:
+        """Raise Failed if another run owns the output; one small read."""
+        if self.claim:
+            check_claim(self.claim, self.out)
+
+    def finish(self) -> None:
+        """Verify the owner, and delete the late files of a driver that was taken over."""
+        self.check_owner()
+        for kind in KINDS if self.first > 1 else ():
+            names = (f"{kind}/{name}" for name in self.out.child(kind).names())
+            for name in names_before(self.first, names):
+                if name not in self.parts:
+                    self.out.child(name).delete()
+
+
+def ledger_files(output_dir: Location) -> dict[int, str]:
+    """Return the names of the ledger's files by number."""
+    return {
+        int(match[1]): name
+        for name in output_dir.child("ledger").names()
+        if (match := PART.fullmatch(name)) and match[2] == "json"
+    }
+
+
+def names_before(number: int, names: Iterable[str]) -> list[str]:
+    """Return the files (`KIND/NAME`) before this number."""
+    parts = [(PART.fullmatch(name.partition("/")[2]), name) for name in names]
+    return [name for part, name in parts if part and int(part[1]) < number]
 
 
 def delete_replaced(folder: Location, names: list[str]) -> None:
@@ -217,7 +268,8 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         if job.restart:
             erase_output(job)
         claim_output(job, manifest, output_dir)
-        return load_ledger(output_dir, manifest, retry_errors)
+        claim = claim_run(job, output_dir, max(ledger_files(output_dir), default=0))
+        return load_ledger(output_dir, manifest, retry_errors, claim)
     except OSError as error:
         hint = (
             "check that it is a folder, that the head's container may write there, and that"
@@ -230,8 +282,10 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         ) from error
 
 
-def load_ledger(output_dir: Location, manifest: Manifest, retry_errors: bool) -> Ledger:
-    ledger = Ledger(output_dir, manifest.rows)
+def load_ledger(
+    output_dir: Location, manifest: Manifest, retry_errors: bool, claim: Claim | None = None
+) -> Ledger:
+    ledger = Ledger(output_dir, manifest.rows, claim)
     if retry_errors:
         delete_errors(output_dir)
     remove_hidden_files(output_dir)
@@ -243,14 +297,13 @@ def load_ledger(output_dir: Location, manifest: Manifest, retry_errors: bool) ->
     unlisted, incomplete = set(sizes), []
     for entry in ledger.read_entries():
         unlisted.discard(entry.part)
-        if sizes.get(entry.part) == entry.bytes:
-            ledger.count_entry(entry)
-        elif entry.part in sizes:
+        size = sizes.get(entry.part)
+        if size is not None and not (size == entry.bytes and ledger.count_entry(entry)):
             incomplete.append(entry.part)
-    refuse_unlisted_files(output_dir, unlisted)
+    incomplete += (late := names_before(ledger.floor, unlisted))
+    refuse_unlisted_files(output_dir, unlisted.difference(late))
     for part in incomplete:
-        kind, _, name = part.partition("/")
-        output_dir.child(kind).child(name).delete()
+        output_dir.child(part).delete()
     return ledger
 
 
@@ -279,19 +332,17 @@ def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
     Raises:
         Refused: it belongs to another job, or to other settings or another input.
     """
-    shown = mask_secrets(output_dir.address)
     mark = output_dir.child("ledger").child("job.json")
-    origin = manifest.fingerprint()
     owner = {
         "job": job.name,
         "cluster": job.cluster,
         "meaning": dict(job.identity),
-        "input": origin,
+        "input": manifest.fingerprint(),
     }
     if mark.exists():
-        check_mark(job, origin, mark, shown)
+        check_mark(job, manifest.fingerprint(), output_dir)
     else:
-        refuse_foreign_files(output_dir, shown)
+        refuse_foreign_files(output_dir)
         for folder in (output_dir, output_dir.child("ledger")):
             folder.make_folder()
         mark.write_atomic(json.dumps(owner, ensure_ascii=False).encode("utf-8", "surrogateescape"))
@@ -299,27 +350,14 @@ def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
         output_dir.child(kind).make_folder()
 
 
-def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
+def check_mark(job: Job, origin: str, output_dir: Location) -> None:
     """Verify that a mark is this job's, with its identity and input fingerprint.
 
     Raises:
         Refused: it is not.
     """
-    try:
-        content = json.loads(mark.read())
-        owner, identity = (content["job"], content["cluster"]), dict(content["meaning"])
-        input_fingerprint = content["input"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refused(
-            f"{shown}/ledger/job.json was not written by vlaunch",
-            str(error),
-            "name another folder to write to",
-        ) from error
-    if owner != (job.name, job.cluster):
-        raise Refused(
-            f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
-            hint="name another folder to write to",
-        )
+    identity, input_fingerprint = read_mark(job, output_dir)
+    shown = mask_secrets(output_dir.address)
     if different := identity_changes(identity, job.identity):
         hint = f"undo the change, or {RESTART_HINT}"
         raise Refused(
@@ -330,12 +368,37 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
         raise Refused(f"{shown} was started by this job with another input", hint=hint)
 
 
-def refuse_foreign_files(output_dir: Location, shown: str) -> None:
+def read_mark(job: Job, output_dir: Location) -> tuple[dict[str, Any], str]:
+    """Return the identity and the input fingerprint of this job's mark.
+
+    Raises:
+        Refused: the mark is unreadable, or another job's.
+    """
+    shown = mask_secrets(output_dir.address)
+    try:
+        content = json.loads(output_dir.child("ledger").child("job.json").read())
+        owner, mark = (content["job"], content["cluster"]), dict(content["meaning"])
+        origin = str(content["input"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(
+            f"{shown}/ledger/job.json was not written by vlaunch",
+            str(error),
+            "name another folder to write to, or empty it",
+        ) from error
+    if owner != (job.name, job.cluster):
+        raise Refused(
+            f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
+            hint="name another folder to write to",
+        )
+    return mark, origin
+
+
+def refuse_foreign_files(output_dir: Location) -> None:
     """Raise Refused unless a folder without a mark is empty."""
     if names := foreign_files(output_dir):
         evidence = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
         raise Refused(
-            f"{shown} is not empty and was not written by this job",
+            f"{mask_secrets(output_dir.address)} is not empty and was not written by this job",
             evidence,
             "name another folder to write to, or empty it",
         )
@@ -348,7 +411,7 @@ def foreign_files(output_dir: Location) -> list[str]:
         f"{folder}/{name}"
         for folder in own_folders
         for name in output_dir.child(folder).names()
-        if not name.startswith(".")
+        if not name.startswith(".") and (folder, name) != ("ledger", "run.json")
     ]
     return [
         name
@@ -403,25 +466,13 @@ def erase_output(job: Job) -> None:
     mark = output_dir.child("ledger").child("job.json")
     if not mark.exists():
         return
-    try:
-        content = dict(json.loads(mark.read()))
-    except (ValueError, TypeError) as error:
-        where = f"{mask_secrets(output_dir.address)}/ledger/job.json"
-        raise Refused(
-            f"{where} was not written by vlaunch",
-            str(error),
-            "name another folder to write to, or empty it",
-        ) from error
-    if (content.get("job"), content.get("cluster")) != (job.name, job.cluster):
-        raise Refused(
-            f"{mask_secrets(output_dir.address)} belongs to the job `{content.get('job')}`",
-            hint="name another folder to write to",
-        )
+    read_mark(job, output_dir)
+    claim_run(job, output_dir, max(ledger_files(output_dir), default=0), discard=True)
     for kind in (*KINDS, "ledger"):
         for name in output_dir.child(kind).names():
             if (
                 PART.fullmatch(name)
-                or name.startswith((".part-", ".schema.", ".job."))
+                or name.startswith((".part-", ".schema.", ".job.", ".run."))
                 or name == "schema.json"
             ):
                 output_dir.child(kind).child(name).delete()
