@@ -20,7 +20,7 @@ from typing import Any
 from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
 from . import job as jobs
 from .progress import Tracker
-from .results import Part
+from .results import REPLACED, Part, replaced_columns
 
 MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: a check for a living driver holds it for an instant
@@ -158,6 +158,8 @@ class BatchRun:
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
         if self.ledger.claim and (before := self.ledger.claim.before):
             self.progress.warn(f"took over from {before}, which fails if it still runs")
+        for name in replaced_columns(self.job, self.manifest.columns):
+            self.progress.warn(REPLACED.format(name))
         self.pending = self.ledger.all_pending(self.manifest)
         bytes_left = source.count_bytes(self.manifest, self.pending)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors, bytes_left)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .storage import Location, brief_error
+from .table import check_unique
 
 BATCH = 8 << 20  # approximate bytes of a batch
 
@@ -14,12 +15,14 @@ def row_groups(location: Location) -> list[tuple[int, int]]:
     """Return the row count and the bytes of each row group.
 
     Raises:
-        OSError, ValueError: not a Parquet file.
+        OSError, ValueError: not a Parquet file, or two columns have one name.
     """
     import pyarrow.parquet
 
     with location.open_input() as file:
-        metadata = pyarrow.parquet.ParquetFile(file).metadata
+        parquet_file = pyarrow.parquet.ParquetFile(file)
+        check_unique(parquet_file.schema_arrow.names)
+        metadata = parquet_file.metadata
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
 

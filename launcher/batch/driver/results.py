@@ -28,6 +28,10 @@ TOKEN_COLUMNS = ("prompt_tokens", "output_tokens", CACHED_TOKENS)
 LINE = "_line"  # column with the rows' lines of JSON
 KEPT = "_keep."  # prefix of input columns
 SKIPPED = "column {} is not kept: the first rows lack it; name it under `keep`"
+REPLACED = (
+    "input column `{}` is not in the answers: a result has this name;"
+    " rename it in the input to keep it"
+)
 FLOATS, FLOAT = "f", 4  # vectors are float32
 # characters of an error row's reason, which may quote a whole prompt
 MAX_REASON = 2000
@@ -51,6 +55,7 @@ class Converter:
         self.job, self.types = thin_job(job), dict(types)
         self.vectors = [name for name, type_ in job.results.items() if type_ == "vector"]
         self.skipped: set[str] = set()  # input columns missing from the first rows
+        self.replaced: set[str] = set()  # input columns with the name of a result
 
     def convert(self, rows: Sequence[Row], warnings: Iterable[str] = ()) -> list[Part]:
         """Return rows as tables; answers that cannot be written become error rows."""
@@ -66,7 +71,8 @@ class Converter:
             lines = line_array([error_line(self.job, row) for row in failed])
             errors = pyarrow.table({"row": [row["_row"] for row in failed], LINE: lines})
             tables.append(("errors", errors))
-        texts = sorted({*warnings, *map(SKIPPED.format, self.skipped)})
+        notes = {*map(SKIPPED.format, self.skipped), *map(REPLACED.format, self.replaced)}
+        texts = sorted({*warnings, *notes})
         return [Part(kind, table, texts) for kind, table in tables]
 
     def to_table(self, rows: list[Row]) -> Any:
@@ -91,7 +97,9 @@ class Converter:
         if not self.types and self.job.keep is not None:
             return {}
         keeps = [unpack_keep(row) for row in rows]
-        self.skipped |= set().union(*keeps) - {*self.types, *self.job.results, *rows[0]}
+        names = set().union(*keeps)
+        self.skipped |= names - {*self.types, *self.job.results, *rows[0], "row"}
+        self.replaced |= names & {"row", *output_columns(rows[0])}
         return {
             KEPT + name: to_array(
                 name, [keep.get(name) for keep in keeps], columns.arrow_type(type_)
@@ -117,9 +125,16 @@ class Converter:
                 self.job.digest, number, keep["custom_id"], row["response"]
             )
         vectors = {name: array_of(FLOATS, row[name]).tolist() for name in self.vectors}
-        return json_line(
-            {"row": number, **keep, **output_columns(row), **vectors} | {"row": number}
-        )
+        results = {**output_columns(row), **vectors, "row": number}
+        self.replaced |= keep.keys() & results.keys()
+        return json_line({"row": number, **keep, **results})
+
+
+def replaced_columns(job: Job, names: Iterable[str]) -> list[str]:
+    """Return the input columns that results of a known name replace."""
+    if job.keep is not None or job.write.format == "openai":
+        return []
+    return sorted({"row", *(job.results if job.mode != "predict" else ())}.intersection(names))
 
 
 def convert_fitting(

@@ -49,6 +49,7 @@ def write_summary(
         "last_row_after": seconds_after_start(progress.last_result, progress),
         "versions": versions(),
         "digest": job.digest,
+        "warnings": list(progress.warnings),
         "runs": runs,
     }
     data = (

@@ -106,10 +106,15 @@ def header_names(first: Record, delimiter: str) -> tuple[str, ...]:
     if first.error:
         raise ValueError(first.error)
     names = [cell.strip() or f"column_{index}" for index, cell in enumerate(first.cells, 1)]
+    check_unique(names)
+    return tuple(names)
+
+
+def check_unique(names: list[str]) -> None:
+    """Raise ValueError if two columns have one name: a row would lose one of them."""
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
-        raise ValueError(f"two columns are called `{duplicates[0]}`")
-    return tuple(names)
+        raise ValueError(f"two columns are called `{duplicates[0]}`: rename one")
 
 
 def guess_delimiter(path: str, line: bytes) -> str:

@@ -9,6 +9,7 @@ import fcntl
 import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -127,6 +128,34 @@ def test_bytes_of_rows_weigh_the_remaining_work(work: Path, run: Callable[[Pipel
     size = (work.parent / "in.jsonl").stat().st_size
     assert begun == pytest.approx([size, size * 0.8])
     assert trackers[0].forecast.bytes_left == pytest.approx(size * 0.8)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_replaced_columns_are_reported_before_the_start(
+    work: Path, run: Callable[[Pipeline], int], form: str
+) -> None:
+    """Once each, also in the summary: a question set may have a column `answer`."""
+    source = {"text": "2+2?", "answer": "4", "row": "r1", "finish_reason": "human"}
+    (work.parent / "in.jsonl").write_text(json.dumps(source) + "\n")
+    spec = json.loads((work / "job.json").read_text())
+    spec["keep"], spec["write"]["format"] = None, form
+    (work / "job.json").write_text(json.dumps(spec))
+    before: list[tuple[str, ...]] = []
+
+    def pipeline(
+        job: Any, manifest: Any, pending: Any, progress: Any
+    ) -> Iterator[list[dict[str, Any]]]:
+        before.append(progress.warnings)
+        yield [answered(0, _keep=pickle.dumps(source))]
+
+    assert run(pipeline) == 0
+    expected = [
+        f"input column `{name}` is not in the answers: a result has this name;"
+        " rename it in the input to keep it"
+        for name in ("answer", "finish_reason", "row")
+    ]
+    assert list(before[0]) == read_progress(work)["warnings"] == expected
+    assert json.loads((work.parent / "out" / "summary.json").read_text())["warnings"] == expected
 
 
 def test_a_finished_job_starts_no_pipeline(work: Path, run: Callable[[Pipeline], int]) -> None:

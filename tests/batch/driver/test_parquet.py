@@ -10,8 +10,10 @@ from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from launcher.batch.driver import parquet
+from launcher.batch.driver.job import Refused
 from launcher.batch.driver.storage import Location
 from tests.batch.driver.jobs import errors, job, read_all, surveyed
 
@@ -51,6 +53,16 @@ def test_parquet_values_are_pythons(tmp_path: Path) -> None:
         "price": "any",
         "raw": "binary",
     }
+
+
+def test_columns_of_one_name_are_rejected(tmp_path: Path) -> None:
+    """As in a CSV file: one of the two would be lost."""
+    table = pa.table([pa.array(["x"]), pa.array(["y"])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    with pytest.raises(Refused) as caught:
+        surveyed(job(tmp_path, tmp_path / "a.parquet", read={"format": "parquet"}))
+    assert "two columns are called `a`" in caught.value.evidence
 
 
 def test_an_undecodable_parquet_row_is_an_error_row(tmp_path: Path) -> None:

@@ -50,6 +50,21 @@ def test_a_column_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_replaced_column_is_reported(tmp_path: Path, form: str) -> None:
+    """A class may return any column; so may rows after the first have one."""
+    spec = job(tmp_path, keep=None, mode="predict", write={"format": form})
+    keep = pickle.dumps({"row": "r7", "label": "gold", "text": "x"})
+    row = {**failed(1, "", _keep=keep), "label": "cat"}
+    (part,) = sent(spec, row, text="text", label="text")
+
+    assert [text.partition(":")[0] for text in part.warnings] == [
+        "a note",
+        "input column `label` is not in the answers",
+        "input column `row` is not in the answers",
+    ]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_an_answer_that_cannot_be_written_is_an_error_row(tmp_path: Path, form: str) -> None:
     """Alone, with its reason and its values."""
     rows = [answered(1), answered(2, answer="\ud800"), answered(3)]

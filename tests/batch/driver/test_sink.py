@@ -162,7 +162,9 @@ def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
     }
     assert table.to_pylist()[0]["answer"] == "answer 0"
     assert rows.progress.shown()["warnings"] == [
-        "column later is not kept: the first rows lack it; name it under `keep`"
+        "column later is not kept: the first rows lack it; name it under `keep`",
+        "input column `answer` is not in the answers: a result has this name;"
+        " rename it in the input to keep it",
     ]
 
 
