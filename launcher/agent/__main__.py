@@ -23,7 +23,7 @@ from .front import DRAIN
 from .leader import Leader
 from .log import say, trace
 from .members import Member
-from .node import LocalNode, Order
+from .node import RESTARTED, LocalNode, Order
 from .router_process import RouterProcess
 from .supervisor import Supervisor
 
@@ -203,6 +203,16 @@ class Agent:
         lead.tick()
 
     def _exit_for_restart(self, why: str) -> None:
+        """Exit, unless this hurts a thing that works, or has not helped before."""
+        note = os.path.join(state.FOLDER, RESTARTED)
+        statuses = (supervisor.status for supervisor in self.supervisors.values())
+        serving = any(status and status.state in ("starting", "ready") for status in statuses)
+        if os.path.exists(note) or serving or self.router.runs or process.busy_ray_workers():
+            return
+        try:
+            state.write_json(note, why)
+        except OSError:
+            return  # it could restart for ever
         say(f"{why}: restarting the container")
         self.code = 1
 

@@ -26,15 +26,18 @@ _APPS = (
     "--format=csv,noheader,nounits",
 )
 _TIMEOUT = 30.0
-# The container has lost its devices (NVIDIA/nvidia-container-toolkit#48): only a start of the
-# container brings them back.
+# No container can mend these: the driver was upgraded, and the kernel still runs the old one; or a
+# GPU has fallen off the bus.
+DRIVER_MISMATCH = "version mismatch"
+HANDLE_LOST = "Unable to determine the device handle"
+# Otherwise the container has lost its devices (NVIDIA/nvidia-container-toolkit#48): only a start of
+# the container brings them back.
 _LOST = (
     upstream.text("nvidia-container-toolkit.nvml-failed"),
-    "Unable to determine the device handle",
     "No devices were found",
+    DRIVER_MISMATCH,
+    HANDLE_LOST,
 )
-# The driver was upgraded, and the kernel still runs the old one: no container can mend that.
-DRIVER_MISMATCH = "version mismatch"
 _ROOT = "/"  # of the kernel's files
 
 
@@ -53,14 +56,22 @@ class Gpu:
     unified: bool = False
 
 
-def query_gpus(indices: Sequence[int] | None = None) -> list[Gpu]:
-    """Return this container's GPUs, or those with the indices; empty if unknown. Raises GpuLost."""
+def query_gpus(indices: Sequence[int] | None = None, count: int = 1) -> list[Gpu]:
+    """Return this container's GPUs, or those with the indices; empty if unknown.
+
+    Raises GpuLost if the driver has lost GPUs, and fewer than `count` of these are left.
+    """
     code, out = children.run(_GPUS, _TIMEOUT)
-    if DRIVER_MISMATCH in out or any(error in out for error in _LOST):
-        raise GpuLost(out.strip().splitlines()[0][:200])
+    if HANDLE_LOST in out and indices:  # without an index, the first lost one may hide all others
+        code, out = children.run((*_GPUS, f"--id={','.join(map(str, indices))}"), _TIMEOUT)
+    lost = [line for line in out.splitlines() if any(error in line for error in _LOST)]
     rows = [row for row in map(_csv_fields, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
-    gpus = list(_amd_gpus()) if code == 127 else [_parse_gpu(row) for row in rows if code == 0]
-    return [gpu for gpu in gpus if indices is None or gpu.index in indices]
+    valid = code == 0 or lost
+    gpus = list(_amd_gpus()) if code == 127 else [_parse_gpu(row) for row in rows if valid]
+    gpus = [gpu for gpu in gpus if indices is None or gpu.index in indices]
+    if lost and len(gpus) < max(count, 1):
+        raise GpuLost(lost[0].strip()[:200])
+    return gpus
 
 
 def _parse_gpu(row: Sequence[str]) -> Gpu:
@@ -97,7 +108,7 @@ def free_gpus(share: float, indices: Sequence[int] | None, count: int) -> tuple[
     vLLM claims `share` of a GPU's whole memory (`--gpu-memory-utilization`) and exits if that much
     is not free. A GPU with unknown memory counts as free.
     """
-    gpus = query_gpus(indices)
+    gpus = query_gpus(indices, count)
     full = [gpu for gpu in gpus if _is_full(gpu, share)]
     free = len(gpus) - len(full)
     if not full or free >= count:

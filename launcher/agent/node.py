@@ -6,6 +6,8 @@ orders nothing changes. This node itself decides if its GPUs have room, and when
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from .process import IDLE, RUNNING, STOPPING, LocalEngine
 # check if a new one has room; run: start it.
 KEEP, PREPARE, RUN = "keep", "prepare", "run"
 GPUS_LOST = "this container has lost its GPUs"
+GPU_LOST = "the driver has lost a GPU: run `sudo reboot` on this node"
+RESTARTED = "restarted-for-gpus"  # exists while the last restart for lost GPUs has not helped
 DRIVER_OUTDATED = "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node"
 _FREE_ONCE = "free once"
 _MOST_STOPPED = 3  # processes in a report
@@ -104,7 +108,7 @@ class LocalServer:
     """One server's part on this node."""
 
     def __init__(self, name: str, folder: str, order: Order) -> None:
-        self.order = order
+        self.order, self.folder = order, folder
         self.engine = LocalEngine(name, state.server_file(name, state.LOG, folder))
         self.probe: ApiProbe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or why it waits
@@ -198,8 +202,10 @@ class LocalServer:
         try:
             free, waits = gpu.free_gpus(order.share or 0.0, order.gpus, order.count)
             self.room = None if free is None else (order.generation, free)
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(self.folder, RESTARTED))
         except gpu.GpuLost as why:
-            waits = f"{DRIVER_OUTDATED if gpu.DRIVER_MISMATCH in str(why) else GPUS_LOST}: {why}"
+            waits = f"{_describe_loss(str(why))}: {why}"
         if order.gpus != self.order.gpus:
             return
         if waits:
@@ -236,6 +242,12 @@ class LocalServer:
         return self.engine.state == IDLE and self._ending_since is None
 
 
+def _describe_loss(why: str) -> str:
+    if gpu.DRIVER_MISMATCH in why:
+        return DRIVER_OUTDATED
+    return GPU_LOST if gpu.HANDLE_LOST in why else GPUS_LOST
+
+
 class LocalNode:
     """All servers' parts on this node."""
 
@@ -267,7 +279,6 @@ class LocalNode:
             leftovers.remove_leftovers()
         ranks = any(other.ranks for other in self.servers.values())
         if server.waits.startswith(GPUS_LOST) and not self.has_engine and not ranks:
-            # a restart of the container hurts nothing that works
             self._on_gpus_lost(server.waits)
 
     def report(self) -> dict[str, ServerReport]:

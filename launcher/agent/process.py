@@ -224,6 +224,12 @@ def ray_workers(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if process_title(pid).startswith("ray::")]
 
 
+def busy_ray_workers() -> list[int]:
+    """Return Ray's workers with a task or actor: batch jobs, and the drivers of jobs."""
+    workers = ray_workers(pid for pid, *_ in _processes())
+    return [pid for pid in workers if not process_title(pid).startswith("ray::IDLE")]
+
+
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
     """Send a signal to processes that may be gone."""
     for pid in pids:

@@ -59,6 +59,11 @@ class RouterProcess:
             say(f"cannot start the front's router: {error.strerror}")
             self._again = time.monotonic() + _RETRY
 
+    @property
+    def runs(self) -> bool:
+        """True if the router was started, and was not seen to exit."""
+        return self._process is not None
+
     def stop(self) -> None:
         """Stop the router."""
         if self._process is not None:

@@ -194,6 +194,34 @@ def test_a_container_that_has_lost_its_gpus(smi: Smi, text: str, code: int) -> N
         gpu.free_gpus(0.9, None, 1)
 
 
+LOST = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
+
+
+def test_a_lost_gpu_concerns_its_own_server_only(smi: Smi) -> None:
+    """The reason is the driver's line, not the row of a GPU that works."""
+    smi(GPUS + LOST, code=15)
+
+    assert gpu.free_gpus(0.9, (0,), 1) == (1, "")
+    assert gpu.free_gpus(0.9, None, 1) == (1, "")
+    for indices, count in (((2,), 1), ((0, 1, 2), 3), (None, 3)):
+        with pytest.raises(
+            gpu.GpuLost, match=r"^Unable to determine the device handle for GPU0000"
+        ):
+            gpu.free_gpus(0.9, indices, count)
+
+
+def test_a_lost_gpu_that_hides_the_others(smi: Smi, tmp_path: Path) -> None:
+    """The server's own ones are queried by index."""
+    smi(GPUS, code=0)
+    script = (tmp_path / "nvidia-smi").read_text().removeprefix("#!/bin/sh\n")
+    missing = f"case $*: in *--id=0,1:) ;; *) echo '{LOST.strip()}'; exit 15 ;; esac\n"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{missing}{script}")
+
+    assert gpu.free_gpus(0.1, (0, 1), 2) == (2, "")
+    with pytest.raises(gpu.GpuLost, match=r"^Unable"):
+        gpu.free_gpus(0.9, (2,), 1)
+
+
 @pytest.mark.parametrize("why", ["absent", "failing"])
 def test_no_working_nvidia_smi(
     smi: Smi, files: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str

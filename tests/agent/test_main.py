@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import server, state
+from launcher.agent import process, server, state
 from launcher.agent.__main__ import Agent
 from launcher.agent.desired import Policy, Ray
 from launcher.agent.observed import FirstAnswer, Observed
@@ -771,6 +771,48 @@ def test_a_server_without_ray_does_not_wait_for_it(cluster: Cluster) -> None:
     server.is_("stopped")
 
 
+def agent_of_head() -> Agent:
+    """Return an agent of a head that does not run."""
+    return Agent(
+        argparse.Namespace(
+            node="gpu1",
+            head="127.0.0.1",
+            port=1,
+            metrics_port=2,
+            lead=True,
+            private_shm=False,
+            command=[],
+        )
+    )
+
+
+@pytest.mark.parametrize("busy", ["", "router", "server", "batch job", "disk"])
+def test_lost_gpus_restart_a_container_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    """Not while anything in it works: on the head, it ends Ray, batch jobs and the router."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(state, "FOLDER", str(tmp_path / "file" if busy == "disk" else tmp_path))
+    monkeypatch.setattr(server, "HttpServer", lambda *_: None)
+    agents = [agent_of_head() for _ in range(2)]
+    first = agents[0]
+    ready = SimpleNamespace(status=Observed(name="chat", id="", asked=0.0, state="ready"))
+    with contextlib.ExitStack() as stack:
+        if busy == "router":
+            monkeypatch.setattr(first.router, "_process", object())
+        elif busy == "server":
+            first.supervisors["chat"] = ready  # type: ignore[assignment]
+        elif busy == "batch job":
+            argv = ["ray::JobSupervisor", "60"]
+            worker = stack.enter_context(subprocess.Popen(argv, executable="/bin/sleep"))
+            stack.callback(worker.kill)
+            until(lambda: worker.pid in process.busy_ray_workers(), "its title")
+        for agent in agents if not busy else [first]:
+            agent.node._on_gpus_lost("lost")
+
+    assert [agent.code for agent in agents] == ([None, None] if busy else [1, None])
+
+
 def test_no_member_is_answered_before_the_records_are_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -779,14 +821,5 @@ def test_no_member_is_answered_before_the_records_are_loaded(
     serving = SimpleNamespace(start=lambda: steps.append("answer members"))
     monkeypatch.setattr(server, "HttpServer", lambda *_: serving)
     monkeypatch.setattr(Agent, "tick", lambda self: steps.append("turn") or self.signals.append(15))
-    args = argparse.Namespace(
-        node="gpu1",
-        head="127.0.0.1",
-        port=1,
-        metrics_port=2,
-        lead=True,
-        private_shm=False,
-        command=[],
-    )
-    Agent(args).run()
+    agent_of_head().run()
     assert steps == ["turn", "answer members"]

@@ -135,25 +135,49 @@ def test_lost_gpus_restart_the_container(
     )  # type: ignore[attr-defined]
 
 
-def test_an_upgraded_driver_restarts_no_container(
-    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
+HANDLE = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error"
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 5",
+            "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node:"
+            " Failed to initialize NVML: Driver/library version mismatch",
+        ),
+        (
+            f"0, GPU-a, 81559, 10\n{HANDLE}",
+            f"the driver has lost a GPU: run `sudo reboot` on this node: {HANDLE}",
+        ),
+    ],
+)
+def test_what_a_restart_cannot_mend_restarts_no_container(
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch, messages: str, reason: str
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
     monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
-    messages = (
-        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95"
-    )
     monkeypatch.setattr(gpu.children, "run", lambda *_: (18, messages))
-    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
+    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=2)
     text = turn(local_node, "chat", lambda report: report.waits, chat=order)
     for _ in range(20):
         local_node.tick()
 
-    assert text.waits == (
-        "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node:"
-        " Failed to initialize NVML: Driver/library version mismatch"
-    )
+    assert text.waits == reason
     assert (text.prepared, local_node.why) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_gpus_that_work_allow_another_restart(
+    local_node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last restart has helped."""
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(gpu, "free_gpus", lambda *_: (1, ""))
+    (tmp_path / node.RESTARTED).touch()
+    order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
+    turn(local_node, "chat", lambda report: report.prepared == 1, chat=order)
+
+    assert not (tmp_path / node.RESTARTED).exists()
 
 
 def test_lost_gpus_do_not_stop_ranks_of_ray(
