@@ -133,8 +133,8 @@ class Wedge:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """Wait for the requests in progress on a server that is to stop: since when, for how many
-    seconds at most, and the nodes with its fronts.
+    """Wait for the requests in progress on a server that is to stop: since when (seconds since the
+    host's boot), for how many seconds at most, and the nodes with its fronts.
     """
 
     since: float

@@ -145,13 +145,13 @@ def drain(agent: Agent, query: Query) -> Answer:
             if server is None or affected.isdisjoint(node.node for node in server.spec.processes):
                 continue
             limit = server.spec.policy.drain
-            if (begun := rotation.begin_drain(name, lead, limit, time.time())) is not None:
+            if (begun := rotation.begin_drain(name, lead, limit, time.monotonic())) is not None:
                 drains[name] = begun
                 agent.paused[name] = time.monotonic() + limit + _PAUSE
     while drains:
         time.sleep(_RETRY)
         with _locked(agent):
-            now = time.time()
+            now = time.monotonic()
             updates = {n: rotation.update_drain(d, n, lead, now) for n, d in drains.items()}
         ended = [drain for name, drain in drains.items() if updates[name] is None]
         left += sum(drain.requests for drain in ended if now - drain.since >= drain.limit)

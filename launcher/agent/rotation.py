@@ -53,7 +53,11 @@ def begin_drain(name: str, lead: Leader, limit: float, now: float) -> Drain | No
 
 
 def update_drain(drain: Drain, name: str, lead: Leader, now: float) -> Drain | None:
-    """Return a drain with its requests now; None once no front has one, or it took too long."""
+    """Return a drain with its requests now; None once no front has one, or it took too long.
+
+    `now` is the time since the host's boot, which no clock changes; a drain may be from before it.
+    """
+    drain = replace(drain, since=min(drain.since, now))
     if now - drain.since >= drain.limit:
         return None
     fronts = lead.fronts()

@@ -75,7 +75,7 @@ class Supervisor:
         return (
             server is not None
             and (server.spec != self.spec or server.status.state in ("waiting", "stopping"))
-            and self.clock.time() - server.status.since < _CHANGING_SECONDS
+            and 0 <= self.clock.time() - server.status.since < _CHANGING_SECONDS
         )
 
     def tick(self) -> None:
@@ -129,7 +129,7 @@ class Supervisor:
 
     def _update_drain(self, status: Observed) -> None:
         """Wait for the requests of a server whose drain an earlier agent began."""
-        now = self.clock.time()
+        now = self.clock.monotonic()
         if status.draining is not None:
             status.draining = rotation.update_drain(status.draining, self.name, self.lead, now)
         if status.draining is None:
@@ -164,6 +164,7 @@ class ServerRun:
         self._needs = StartConditions(name, lead, clock)
         self._explain: Background[Culprit | None] | None = None
         self._history_facts: object = None  # the capacity and the longest step in the history
+        self._pause_end: float | None = None  # None: follows from the record
         self._stopping: float | None = None  # when the stop for good, or for a new spec, began
         ray = spec.ray
         in_ray = ray is not None and spec.backend == "ray"
@@ -243,7 +244,7 @@ class ServerRun:
 
     def _drain(self) -> bool:
         """Take the server out of rotation; True while a front has a request in progress on it."""
-        status, before, now = self.status, self.status.draining, self.clock.time()
+        status, before, now = self.status, self.status.draining, self.clock.monotonic()
         if before is not None:
             status.draining = rotation.update_drain(before, self.name, self.lead, now)
         elif "ready" in (status.state, status.resumes):
@@ -433,9 +434,12 @@ class ServerRun:
 
     def _pause(self) -> None:
         """Wait, longer after each start that did not last: the cause may persist."""
-        status, now = self.status, self.clock.time()
-        if status.next_start is None or now >= status.next_start:
-            status.restarts.append(now)
+        status, now = self.status, self.clock.monotonic()
+        if self._pause_end is None:
+            rest = (status.next_start or 0.0) - self.clock.time()
+            self._pause_end = now + min(rest, self.spec.policy.longest_pause)
+        if now >= self._pause_end:
+            status.restarts.append(self.clock.time())
             status.next_start = None
             self._set_state("waiting", _CHECKING)
 
@@ -507,7 +511,7 @@ class ServerRun:
             # vLLM counts requests when a step ends: those that came in a hang are not among them
             lost = monitor.apis.lost_requests() if cause is sign else None
         fault = faults.add_fault(status, cause, at=now, pause=pause, lost=lost)
-        status.next_start = now + pause
+        status.next_start, self._pause_end = now + pause, self.clock.monotonic() + pause
         status.still, status.asking, status.warning, status.load = 0.0, 0.0, "", None
         say(f"{self.name}: {fault.summary}; {_STOPPING}")
         view, ranks = self._view, monitor.ranks if monitor is not None else []
@@ -544,7 +548,9 @@ class ServerRun:
     def _save(self, *, durable: bool = True) -> None:
         """Write the record. On a full disk the server goes on without one."""
         status, cap, now = self.status, self.spec.policy.restarts, self.clock.time()
-        status.restarts = [at for at in status.restarts if at >= now - self.spec.policy.window]
+        # the clock may have been set back
+        restarts = [min(at, now) for at in status.restarts]
+        status.restarts = [at for at in restarts if at >= now - self.spec.policy.window]
         status.restarts_left = None if cap is None else max(0, cap - len(status.restarts))
         monitor = self.monitor if status.state in ("starting", "ready") else None
         status.alive = monitor.living_ranks(status) if monitor is not None else {}

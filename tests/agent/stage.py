@@ -24,7 +24,7 @@ class Clock:
     """Replacement of the module `time`."""
 
     def __init__(self) -> None:
-        self.now = 10_000.0
+        self.now, self.step = 10_000.0, 0.0  # `step`: of the host's clock
 
     def monotonic(self) -> float:
         """Return the seconds since the host's boot."""
@@ -32,7 +32,7 @@ class Clock:
 
     def time(self) -> float:
         """Return the seconds since 1970."""
-        return 1e9 + self.now
+        return 1e9 + self.now + self.step
 
 
 @dataclass

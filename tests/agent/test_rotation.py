@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import rotation
 from launcher.agent.front import DRAIN, MAINT, READY, Rotation
 from launcher.agent.node import KEEP, RUN
 from launcher.agent.observed import Drain, Observed
@@ -130,6 +131,26 @@ def test_a_drain_has_a_limit(busy: Stage) -> None:
     assert states(busy) == {"running"}
     busy.run(3)
     assert states(busy) == {"idle"}
+
+
+@pytest.mark.parametrize("step", [-30_000.0, 30_000.0])
+def test_a_drain_does_not_follow_the_clock(busy: Stage, step: float) -> None:
+    """NTP may set it: requests are neither cut nor waited for longer."""
+    busy.store_spec(None)
+    busy.run(30)
+    busy.clock.step = step
+    busy.run(29)
+    assert states(busy) == {"running"}
+    busy.run(3)
+    assert states(busy) == {"idle"}
+
+
+def test_a_drain_from_before_a_reboot_has_a_limit(busy: Stage) -> None:
+    """The time since the boot, by which it is measured, begins again."""
+    drain = Drain(since=busy.clock.monotonic() + 1e6, limit=60.0, fronts=["gpu4"])
+    updated = rotation.update_drain(drain, "chat", busy.lead, busy.clock.monotonic())
+    assert updated is not None
+    assert rotation.update_drain(updated, "chat", busy.lead, busy.clock.monotonic() + 60) is None
 
 
 @pytest.mark.parametrize("why", ["no front", "not in it", "never answered", "no time"])

@@ -502,6 +502,42 @@ def test_a_spec_removed_without_an_agent(ready: Make) -> None:
     )
 
 
+@pytest.mark.parametrize("step", [-30_000.0, 30_000.0])
+def test_a_pause_does_not_follow_the_clock(ready: Make, step: float) -> None:
+    """NTP may correct a clock that was wrong since the boot."""
+    stage = ready()
+    stage.kill("gpu2")
+    starts(stage, 2)
+    stage.until("pausing")
+    stage.clock.step = step
+    stage.run(18)
+    assert stage.status.state == "pausing"
+    stage.until("ready", within=20)
+
+
+def test_a_limit_of_restarts_does_not_follow_the_clock(ready: Make) -> None:
+    """Those in the future count for the window from now, not until the clock has passed them."""
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=1)))
+    stage.kill("gpu2")
+    stage.until("pausing")
+    stage.until("ready")
+    stage.clock.step = -30_000.0
+    stage.run(60, step=10)
+    assert stage.status.restarts_left == 0
+    stage.run(3700, step=10)
+    assert stage.status.restarts_left == 1
+
+
+def test_a_pause_from_before_a_restart_has_a_limit(ready: Make) -> None:
+    """The clock may have been set back with the host's reboot."""
+    stage = ready()
+    stage.kill("gpu2")
+    stage.until("pausing")
+    stage.clock.step = -30_000.0
+    reboot(stage)
+    stage.until("ready", within=stage.spec.policy.longest_pause + 30)
+
+
 # ---- restarts of the head ------------------------------------------------------------------------
 
 

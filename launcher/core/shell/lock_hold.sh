@@ -16,7 +16,8 @@ IFS= read -r me || exit 64
 if [ -g "$d" ]; then umask 007; else umask 077; fi
 mkdir -p "$d" || exit 73
 exec 9>>"$f" || exit 73
-end=$(($(date +%s) + w)) tried=0 last=
+read -r up _ </proc/uptime # `date` may be set
+end=$((${up%.*} + w)) tried=0 last=
 while :; do
   take && break
   code=$?
@@ -26,7 +27,8 @@ while :; do
     now=$(said "$f")
     [ "$now" = "$last" ] || printf "held %s\n" "$now"
     last=$now
-    [ "$(date +%s)" -lt "$end" ] || exit 75
+    read -r up _ </proc/uptime
+    [ "${up%.*}" -lt "$end" ] || exit 75
   fi
   sleep 0.2
 done
