@@ -17,6 +17,7 @@ from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import count_kv_copies, partition_layers
 from launcher.planner.measurement import MeasuredStart, apply_measurement
 from launcher.planner.versions import CURRENT
+from launcher.tools.placement import explain_heads
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
@@ -36,6 +37,7 @@ RULES = {
     "kv-copies": _DOCS + "context_parallel_deployment/",
     "heads": "vllm/config/model.py, verify_with_parallel_config (0.32)",
     "fp8-blocks": "vllm/model_executor/layers/quantization/fp8.py (0.32)",
+    "widths": "vllm/distributed/utils.py, divide (0.32)",
     "recurrent-heads": "vllm/model_executor/layers/mamba/mamba_utils.py (0.32)",
     "layers": "vllm/distributed/utils.py, get_pp_indices (0.32)",
     "replicas": _DOCS + "data_parallel_deployment/",
@@ -128,13 +130,20 @@ class PlannedLayout:
 
 def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
     """Return vLLM's reason to refuse this TP; None if it accepts it."""
-    if model.heads % tp:
-        return Reason("heads", f"{model.heads} attention heads cannot be divided by TP {tp}")
+    for layer in model.layers[:1] if model.latent else model.layers:
+        kv_heads = None if model.latent else layer.kv_heads or None
+        if text := explain_heads(model.heads, kv_heads, tp):
+            return Reason("heads", text)
     state, experts = model.recurrent, model.experts
     if state and (state.heads % tp or (state.channels % tp)):
         return Reason(
             "recurrent-heads", f"{state.heads} linear attention heads cannot be divided by TP {tp}"
         )
+    dense = any(layer.mlp and not layer.moe for layer in model.layers)
+    widths = [model.width if dense else 0, experts.shared if experts else 0]
+    widths += [experts.width] if experts and not expert_parallel else []
+    if indivisible := next((width for width in widths if width % tp), None):
+        return Reason("widths", f"an MLP {indivisible} wide cannot be divided by TP {tp}")
     fp8 = model.quantization.startswith("fp8")
     if fp8 and experts and not expert_parallel and experts.width // tp % 128 and tp > 1:
         return Reason(
@@ -182,7 +191,7 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
         gpus = "one GPU" if tp == 1 else f"{tp} GPUs of a node"
         reason = Reason("one-gpu" if tp == 1 else "node", f"the model fits {gpus}")
         yield Layout(tp=tp, reasons=(reason,))
-    elif objection.rule == "fp8-blocks":
+    elif not tp_objection(model, tp, expert_parallel=True):
         whole_experts = Reason("expert-parallel", "so each GPU has complete experts")
         yield Layout(tp=tp, experts=True, reasons=(objection, whole_experts))
 

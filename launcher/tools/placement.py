@@ -225,15 +225,21 @@ def explain_impossible(
 
 
 def _explain_indivisible(shape: ModelShape, tp: int, pp: int) -> str:
-    if shape.heads is not None and shape.heads % tp:
-        return f"the model's {shape.heads} attention heads cannot be divided by TP {tp}"
-    if shape.kv_heads is not None and shape.kv_heads % tp and tp % shape.kv_heads:
-        return (
-            f"the model's {shape.kv_heads} key/value heads can be neither divided by TP {tp} nor"
-            " repeated to fill it"
-        )
+    if text := explain_heads(shape.heads, shape.kv_heads, tp):
+        return f"the model's {text}"
     if shape.layers is not None and shape.layers < pp:
         return f"the model's {shape.layers} layers are fewer than the {pp} stages of PP {pp}"
+    return ""
+
+
+def explain_heads(heads: int | None, kv_heads: int | None, tp: int) -> str:
+    """Return vLLM's reason to refuse this TP for these numbers of heads; empty if there is none."""
+    if heads is not None and heads % tp:
+        return f"{heads} attention heads cannot be divided by TP {tp}"
+    if kv_heads is not None and kv_heads % tp and tp % kv_heads:
+        return (
+            f"{kv_heads} key/value heads can be neither divided by TP {tp} nor repeated to fill it"
+        )
     return ""
 
 

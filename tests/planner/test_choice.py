@@ -26,12 +26,23 @@ from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
 from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import EngineFlags
 from launcher.planner.weights import GIB
+from launcher.tools import placement
+from launcher.tools.model import shape_of
 from tests.planner import models
 
 H100 = GpuModel(name="H100", memory_gib=79.18)
 L40S = GpuModel(name="L40S", memory_gib=44.4)
 PRO_6000 = GpuModel(name="RTX PRO 6000", memory_gib=94.97)
 GB10 = GpuModel(name="GB10", memory_gib=119.63)
+
+
+PHI_4 = {
+    **models.LLAMA_8B,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+}
 
 
 def cluster(nodes: int, gpus: int, gpu: GpuModel = H100, **link: Any) -> Cluster:
@@ -147,6 +158,7 @@ def test_every_rule_has_a_source() -> None:
         "dp-attention",
         "heads",
         "recurrent-heads",
+        "widths",
         "asked",
         "closest",
         "drafts",
@@ -228,6 +240,26 @@ def test_dp_attention_is_offered_to_mixtures() -> None:
     [
         (models.LLAMA_8B, 3, "heads"),
         (models.QWEN_NEXT, 16, "heads"),
+        (PHI_4, 4, "heads"),
+        (PHI_4, 5, None),
+        (PHI_4, 20, None),
+        (
+            {
+                **models.LLAMA_8B,
+                "intermediate_size": 8960,
+                "num_attention_heads": 12,
+                "num_key_value_heads": 2,
+            },
+            6,
+            "widths",
+        ),
+        (
+            {**models.QWEN_235B, "quantization_config": {}, "moe_intermediate_size": 1000},
+            16,
+            "widths",
+        ),
+        ({**models.DEEPSEEK_V3, "intermediate_size": 18440}, 16, "widths"),
+        (models.DEEPSEEK_V3, 64, "fp8-blocks"),
         ({**models.NEMOTRON_H, "mamba_num_heads": 90}, 4, "recurrent-heads"),
         (models.QWEN_235B, 8, "fp8-blocks"),
         (models.QWEN_235B, 4, None),
@@ -296,18 +328,20 @@ def _splits(planned: PlannedLayout) -> int:
 @pytest.mark.parametrize(
     ("config", "nodes", "gpus", "gpu"),
     list(
-        product(models.ALL.values(), [1, 2, 3], [1, 4, 6, 8], [H100]),
+        product([*models.ALL.values(), PHI_4], [1, 2, 3], [1, 4, 6, 8], [H100]),
     ),
 )
 def test_any_cluster_and_model(
     config: dict[str, Any], nodes: int, gpus: int, gpu: GpuModel
 ) -> None:
-    """GPUs suffice, vLLM accepts the layout, every replica has a placement."""
+    """GPUs suffice, vLLM and `serve` accept the layout, every replica has a placement."""
     problem = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
     planned = choose_layout(problem)
     layout = planned.layout
     assert _splits(planned) <= nodes * gpus
     assert layout.pp <= len(problem.model.layers)
+    shape = shape_of(config)
+    assert not placement.explain_heads(shape.heads, shape.kv_heads, layout.tp)
     assert tp_objection(problem.model, layout.tp, expert_parallel=layout.experts) is None
     assert len(planned.placement) == layout.replicas // (layout.dp if layout.coupled else 1)
     assert {name for name, _ in planned.placement} <= {host.name for host in problem.cluster.hosts}
