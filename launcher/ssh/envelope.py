@@ -14,6 +14,9 @@ input, no process left behind, and a marked start of the command's own output.
 * A marker line is printed first on both streams; anything before it comes from the login shell's
   start-up files.
 
+Messages are in English (`LC_ALL=C`; with C.UTF-8, `LANGUAGE` may choose another language). Names of
+files stay bytes: Python 3.7 reads and prints them as UTF-8 in this locale, too.
+
 The SSH user cannot signal processes of another user (`sudo`); they see their output close instead.
 The program contains no single quote, backslash or line break, which fish and csh parse differently.
 """
@@ -39,7 +42,7 @@ _WATCH: Final = (
     'kill -0 "$$" && kill -TERM 0; '
 )
 _PROGRAM: Final = (
-    'm=$1 n=$2 h=$3; shift 3; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
+    'm=$1 n=$2 h=$3; shift 3; export LC_ALL=C; echo "$m"; echo "$m" >&2; exec 3<&0; trap k=1 TERM; '
     f'{{ {{ {_WATCH}}} 2>/dev/null & }} | exec "$@" 3<&- & p=$!; exec 2>/dev/null; '
     'while k=; wait "$p"; c=$?; [ "$k" ]; do :; done; exit "$c"'
 )
