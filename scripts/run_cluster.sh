@@ -167,9 +167,9 @@ check_image() {
 
 # `--restart always`: Docker leaves `unless-stopped` containers down after dockerd was killed.
 start_container() {
-  local options ray output hint=''
+  local options ray output run="$$.$RANDOM" hint=''
   options=(
-    --detach --init --restart always --name "$name" --label "run_cluster.sh=$name" --network host
+    --detach --init --restart always --name "$name" --label "run_cluster.sh.run=$run" --label "run_cluster.sh=$name" --network host
     --shm-size "$(awk '/^MemTotal/ { print int($2 / 2) }' /proc/meminfo)k" # ARGS may give another
     --volume "$hf_home:/root/.cache/huggingface" -e HF_HOME=/root/.cache/huggingface
     -e "VLLM_HOST_IP=$host_ip" -e "NCCL_SOCKET_IFNAME==$interface" -e "GLOO_SOCKET_IFNAME=$interface"
@@ -195,8 +195,11 @@ start_container() {
   fi
   options+=("${docker_args[@]}" --entrypoint /bin/bash "$image" -c "$ENTRY" "$name")
   output=$(docker run "${options[@]}" "${ray[@]}" 2>&1) && return
-  docker rm --force --volumes "$name" >/dev/null 2>&1 || true
+  # not by name: it may be that of another run's container
+  docker ps --all --quiet --filter "label=run_cluster.sh.run=$run" |
+    xargs --no-run-if-empty docker rm --force --volumes >/dev/null 2>&1 || true
   case $output in
+    *"is already in use"*) hint="run_cluster.sh --name $name --stop, or select another --name" ;;
     *"could not select device driver"*) hint="install the NVIDIA Container Toolkit, or use --accelerator amd|cpu" ;;
     *"setting rlimit"*) hint="allow dockerd to lock memory (LimitMEMLOCK=infinity), or omit --rdma" ;;
   esac

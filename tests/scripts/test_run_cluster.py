@@ -325,13 +325,32 @@ def test_invalid_secrets(machine: Machine, name: str, mode: int) -> None:
 def test_errors_of_docker(machine: Machine, file: str, text: str, message: str) -> None:
     """With Docker's message; a container that did not start is removed, an older one is not."""
     (machine.fake / file).write_text(text)
+    (machine.fake / "ids").write_text("c0ffee\n")
     ran = machine.run(*_HEAD)
 
     assert ran.returncode == 1
     assert message in ran.stderr
     assert file == "ray" or text in ran.stderr
     removed = machine.calls("rm")
-    assert removed == ([["rm", "--force", "--volumes", "vllm-ray"]] if file == "refusal" else [])
+    assert removed == ([["rm", "--force", "--volumes", "c0ffee"]] if file == "refusal" else [])
+
+
+def test_only_the_own_container_is_removed(machine: Machine) -> None:
+    """Not that of another run, which was started while this one pulled the image."""
+    conflict = 'Conflict. The container name "/vllm-ray" is already in use by container "abc".'
+    (machine.fake / "refusal").write_text(conflict)
+    ran = machine.run(*_HEAD)
+    assert ran.returncode == 1
+    assert "Conflict" in ran.stderr
+    assert "--stop" in ran.stderr
+    assert machine.calls("rm") == []
+
+    (label,) = [
+        label
+        for label in _values(machine.calls("run", "--detach")[0], "--label")
+        if label.startswith("run_cluster.sh.run=")
+    ]
+    assert machine.calls("ps") == [["ps", "--all", "--quiet", "--filter", f"label={label}"]]
 
 
 def test_ray_that_does_not_list_the_node(machine: Machine) -> None:
