@@ -225,9 +225,9 @@ def ray_workers(pids: Iterable[int]) -> list[int]:
 
 
 def busy_ray_workers() -> list[int]:
-    """Return Ray's workers with a task or actor: batch jobs, and the drivers of jobs."""
-    workers = ray_workers(pid for pid, *_ in _processes())
-    return [pid for pid in workers if not process_title(pid).startswith("ray::IDLE")]
+    """Return Ray's workers with a task or actor, also those of batch jobs and their drivers."""
+    titles = ((pid, process_title(pid)) for pid, *_ in _processes())
+    return [pid for pid, title in titles if title.startswith("ray::") and "ray::IDLE" not in title]
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:

@@ -172,10 +172,9 @@ class BatchRun:
 
     def close(self) -> None:
         self.progress.set("finishing", "writing the last rows")
-        assert self.sink is not None  # noqa: S101 - opened
+        assert self.sink and self.ledger and self.manifest  # noqa: S101 - opened
         self.sink.close()
-        assert self.ledger is not None  # noqa: S101 - opened
-        self.ledger.finish()
+        self.ledger.finish(self.manifest)
 
     def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
         """Commit finished rows and report how the run ended; return the exit status."""

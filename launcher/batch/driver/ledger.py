@@ -54,14 +54,12 @@ class Ledger:
     """Row numbers with an answer or error row.
 
     `done` and `errors` count them over all runs; `unmerged` are the lines of ledger files with one
-    entry, by file number, and `started` the numbers of files that are being written. `parts` are
-    the files that count. A ledger without a claim is not fenced.
+    entry, by file number, and `started` the numbers of files that are being written.
     """
 
     def __init__(self, output_dir: Location, rows: int, claim: Claim | None = None) -> None:
         self.out, self.claim = output_dir, claim
         self.first, self.floor = (claim.first, claim.floor) if claim else (1, 1)
-        self.parts = set[str]()
         self.accounted = RowSet(rows)
         self.done = self.errors = 0
         self.next_number = 1
@@ -105,10 +103,8 @@ class Ledger:
     def commit(self, kind: str, rows: list[int], data: bytes, ending: str) -> None:
         """Write a file of rows (in ascending order): first its entry, then its name.
 
-        It counts completely or not at all. Several threads may write files at once.
-
-        Raises:
-            Failed: another run owns the output.
+        It counts completely or not at all. Several threads may write files at once. Raises Failed
+        if another run owns the output.
         """
         self.check_owner()
         with self.lock:
@@ -134,7 +130,6 @@ class Ledger:
             raise
         with self.lock:
             self.started.remove(number)
-            self.parts.add(str(entry["part"]))
             self.unmerged[number] = line
             self.merge_files()
 
@@ -208,7 +203,6 @@ class Ledger:
             self.done += entry.count
         else:
             self.errors += entry.count
-        self.parts.add(entry.part)
         return True
 
     def check_owner(self) -> None:
@@ -216,14 +210,11 @@ class Ledger:
         if self.claim:
             check_claim(self.claim, self.out)
 
-    def finish(self) -> None:
-        """Verify the owner, and delete the late files of a driver that was taken over."""
+    def finish(self, manifest: Manifest) -> None:
+        """Verify the owner; after a takeover, delete files that came late."""
         self.check_owner()
-        for kind in KINDS if self.first > 1 else ():
-            names = (f"{kind}/{name}" for name in self.out.child(kind).names())
-            for name in names_before(self.first, names):
-                if name not in self.parts:
-                    self.out.child(name).delete()
+        if self.first > 1:
+            load_ledger(self.out, manifest, False, self.claim)
 
 
 def ledger_files(output_dir: Location) -> dict[int, str]:
@@ -233,12 +224,6 @@ def ledger_files(output_dir: Location) -> dict[int, str]:
         for name in output_dir.child("ledger").names()
         if (match := PART.fullmatch(name)) and match[2] == "json"
     }
-
-
-def names_before(number: int, names: Iterable[str]) -> list[str]:
-    """Return the files (`KIND/NAME`) before this number."""
-    parts = [(PART.fullmatch(name.partition("/")[2]), name) for name in names]
-    return [name for part, name in parts if part and int(part[1]) < number]
 
 
 def delete_replaced(folder: Location, names: list[str]) -> None:
@@ -300,9 +285,10 @@ def load_ledger(
         size = sizes.get(entry.part)
         if size is not None and not (size == entry.bytes and ledger.count_entry(entry)):
             incomplete.append(entry.part)
-    incomplete += (late := names_before(ledger.floor, unlisted))
+    parts = [(PART.fullmatch(name.partition("/")[2]), name) for name in unlisted]
+    late = [name for part, name in parts if part and int(part[1]) < ledger.floor]
     refuse_unlisted_files(output_dir, unlisted.difference(late))
-    for part in incomplete:
+    for part in incomplete + late:
         output_dir.child(part).delete()
     return ledger
 

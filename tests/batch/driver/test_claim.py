@@ -85,7 +85,7 @@ def answer_all(sink: RowSink) -> None:
     manifest = surveyed(sink.job)
     answer(sink, *pending_rows(manifest, sink.ledger.all_pending(manifest)))
     sink.close()
-    sink.ledger.finish()
+    sink.ledger.finish(manifest)
 
 
 def rows(address: str) -> Counter[int]:
@@ -110,7 +110,7 @@ def test_the_older_of_two_drivers_fails(tmp_path: Path, address: str) -> None:
     assert str(tmp_path / "new") in caught.value.evidence
     answer_all(newer)
     with pytest.raises(Failed):
-        older.ledger.finish()
+        older.ledger.finish(surveyed(older.job))
 
     assert rows(address) == once()
     assert newer.ledger.done == ROWS
@@ -125,7 +125,7 @@ def test_the_older_driver_fails_even_without_rows_to_write(tmp_path: Path) -> No
     answer_all(start(prepared(tmp_path, "new", out)))
 
     with pytest.raises(Failed, match="no longer belongs"):
-        older.ledger.finish()
+        older.ledger.finish(surveyed(older.job))
 
 
 def test_a_removed_claim_is_lost(tmp_path: Path) -> None:
