@@ -159,7 +159,7 @@ class World:
 
     def _verb(self, command: Command) -> str:
         if command.argv[:2] == ("sh", "-c"):
-            return command.argv[3]
+            return "keys" if command.argv[3] == "once" else command.argv[3]
         if command.argv[:2] == ("rm", "-f"):
             last = command.argv[2].rpartition("/")[2]
             return {"network.json": "forget", "desired.json": "unwant"}.get(last, "rm")
@@ -168,8 +168,6 @@ class World:
             return query(rest) or rest[0]
         if "USR2" in command.argv[-1]:
             return "reload"
-        if "haproxy.sock" in command.argv[-3] + command.argv[-4]:
-            return "keys"
         program = next(argument for argument in rest if argument.startswith("/opt/vlaunch/"))
         return rest[rest.index(program) + 1]
 
@@ -191,7 +189,7 @@ class World:
             )
         if script in ("secrets", "front"):
             out = self._secrets(machine) if script == "secrets" else self._front_files(machine)
-            return Answer(node=name, code=0, out=out)
+            return self.fail.get((name, script), Answer(node=name, code=0, out=out))
         if script == "once":
             return self._docker(machine, command, ("run", "--rm", *rest))
         if script == "model":
@@ -267,6 +265,8 @@ class World:
         if machine.docker_error:
             return Answer(node=name, code=1, err=machine.docker_error)
         if verb == "run" and "--rm" in argv:
+            if "--volumes-from" in argv:
+                return self._front_program(machine, command, argv)
             return self._run_once(machine, argv)
         if verb in ("run", "pull", "build", "rm"):
             failed = self._change(machine, command, verb)
@@ -390,18 +390,30 @@ class World:
     def _front_program(self, machine: Machine, command: Command, argv: Argv) -> Answer:
         """Do to the map of keys what the front's program does."""
         name, path = machine.node.name, "server/.front/keys.map"
-        lines = machine.files.get(path, b"").decode().splitlines()
-        if argv[5] == "status":
+        front = argv[argv.index("--volumes-from") + 1]
+        if front not in machine.containers or path not in machine.files:
+            return Answer(node=name, code=125, err=f"Error: No such container: {front}")
+        lines = machine.files[path].decode().splitlines()
+        verb, *words = argv[argv.index("python3") + 6 :]
+        if failed := self.fail.get((name, "key program")):
+            return failed
+        if verb == "status":
             digest = machine.front.partition("description ")[2][:12]
-            keys = dict(line.split(" ", 1) for line in lines)
             info = f"description: {digest}\n" if digest else None
-            return Answer(node=name, code=0, out=json.dumps({"keys": keys, "info": info}))
-        failed = self._change(machine, command, argv[5])
-        if argv[5] == "add":
-            lines.append(" ".join(argv[6:]))
-        lines = [each for each in lines if argv[5] == "add" or f" {argv[6]}:" not in each]
-        machine.files[path] = "".join(f"{each}\n" for each in lines).encode()
-        return failed or Answer(node=name, code=0)
+            status = {"keys": machine.files[path].decode(), "info": info}
+            return Answer(node=name, code=0, out=json.dumps(status))
+        if failed := self._change(machine, command, verb):
+            return failed
+        if verb == "add":
+            lines = list(dict.fromkeys([*lines, " ".join(words)]))
+        else:
+            gone = {line.split()[0] for line in lines if f" {words[0]}:" in line} | {*words[1:]}
+            lines = [line for line in lines if line.split()[0] not in gone]
+            lines = list(
+                dict.fromkeys([*lines, *(f"# revoked {digest}" for digest in sorted(gone))])
+            )
+        machine.files[path] = "".join(f"{line}\n" for line in lines).encode()
+        return Answer(node=name, code=0)
 
     def _exec(self, machine: Machine, command: Command, name: str, argv: Argv) -> Answer | None:
         node = machine.node.name
@@ -416,8 +428,6 @@ class World:
             return self._container_view(machine)
         if "USR2" in argv[-1]:
             return self._change(machine, command, "reload") or self._load_front(machine)
-        if argv[:2] == ("python3", "-c") and "haproxy.sock" in argv[2]:
-            return self._front_program(machine, command, argv)
         if argv[:2] == ("python3", "-c") and "peers" in argv[-1]:
             return self._probe_ports(machine, argv)
         if argv[:2] == ("python3", "-c") and "socket" in argv[2]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -14,24 +15,22 @@ from launcher.app.command import CommandContext, DefaultGroup, command
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, make_table, plain_text, show
 from launcher.core.domain import Inventory, fold
-from launcher.core.errors import NodeError, RequestError
+from launcher.core.errors import LockError, NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.sizes import format_duration
-from launcher.core.transport import Command, run_by_node
+from launcher.core.transport import Command
 from launcher.front.certificates import load_certificate
 from launcher.front.front_plan import (
     container_name,
     find_drift,
     front_container,
     node_command,
-    parse_files,
-    query_files,
     uses_tls,
 )
 from launcher.front.keys import NAME, Key, make_key
 from launcher.front.status import FrontStatus, parse_status
 from launcher.front.traffic import MAX_LINES, Traffic, parse_traffic
-from launcher.front.update import update_front
+from launcher.front.update import read_files, update_front
 from launcher.tools import docker
 from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
@@ -91,12 +90,12 @@ def certificate(call: CommandContext) -> None:
     if not uses_tls(inventory):
         raise RequestError("the front has no certificate: `front: {tls: off}`")
     with call.session() as session:
-        site = Site(inventory, probe_nodes(inventory, session.transport, []))
-        answers = run_by_node(session.transport, query_files(site))
-    pem = next((pem for node in answers.values() if (pem := parse_files(node).certificate)), "")
-    if not pem:
+        files = read_files(session, Site(inventory, probe_nodes(inventory, session.transport, [])))
+    # Where nodes differ, a client that trusts all of them can use each.
+    pems = dict.fromkeys(node.certificate for node in files.values() if node.certificate)
+    if not pems:
         raise RequestError("the front has no certificate yet", hint="run `vlaunch up`")
-    click.echo(pem)
+    click.echo("\n".join(pems))
 
 
 @command(under=front, flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
@@ -129,22 +128,28 @@ def keys() -> None:
 
 
 @command("list", under=keys, shows="none", flags=[options.JSON], short_help="List users and limits")
-def list_(call: CommandContext) -> None:
-    """List the users with a key, and their limits. Keys themselves are not stored."""
+def list_(call: CommandContext) -> int:
+    """List the users with a key on any node of the front, and their limits. Keys themselves are not
+    stored.
+
+    The exit code is 1 when nodes differ, or the keys of one are unknown.
+    """
     inventory = _require_front(call.inventory)
-    with call.session(nodes=inventory.front_nodes) as session:
+    with call.session(nodes=inventory.front_nodes, partial=True) as session:
         statuses = _query_statuses(session)
-    listed = next(iter(statuses.values())).keys
+    nodes: dict[Key, list[str]] = {}
+    for node, status in statuses.items():
+        for key in status.keys:
+            nodes.setdefault(key, []).append(node)
+    listed = sorted(nodes, key=lambda key: key.name)
+    unknown = [node for node, status in statuses.items() if status.error]
+    differ = any(len(holders) + len(unknown) < len(statuses) for holders in nodes.values())
     if call.as_json:
-        rows = [{**asdict(key), "digest": key.digest[:12]} for key in listed]
-        click.echo(dump_json({"keys": rows}))
-        return
-    table = make_table("NAME", "RPM", "CONCURRENT", "MODELS", "SHA-256")
-    for key in listed:
-        limits = (str(limit or "-") for limit in (key.rpm, key.concurrent))
-        cells = (key.name, *limits, ", ".join(key.models) or "all", key.digest[:12])
-        table.add_row(*map(plain_text, cells))
-    show(table)
+        rows = [{**asdict(k), "digest": k.digest[:12], "nodes": nodes[k]} for k in listed]
+        click.echo(dump_json({"keys": rows, "differ": differ, "unknown": unknown}))
+    else:
+        _print_keys([(key, nodes[key]) for key in listed], statuses, differ=differ)
+    return 1 if differ or unknown else 0
 
 
 _LIMIT = click.IntRange(min=1)
@@ -181,41 +186,76 @@ def add(
         raise RequestError("the key was not added", evidence=wrong, hint="see `vlaunch status`")
     secret, digest = make_key()
     key = Key(name=name, digest=digest, rpm=rpm or 0, concurrent=concurrent or 0, models=names)
-    _change_keys(call, f"adding a key for {name}", "add", key.digest, key.line)
+    with _session_of_keys(call) as session:
+        statuses = _query_statuses(session)
+        if holders := [node for node, s in statuses.items() if name in {k.name for k in s.keys}]:
+            hint = f"run `vlaunch front keys revoke {name}` first"
+            raise RequestError(f"{name} already has a key on {fold(holders)}", hint=hint)
+        try:
+            _change_keys(session, f"adding a key for {name}", "add", key.digest, key.line)
+        except NodeError:
+            with suppress(NodeError):
+                _change_keys(session, "revoking the key again", "revoke", "", key.digest)
+            raise
     click.echo(dump_json({"name": name, "key": secret}) if call.as_json else secret)
 
 
 @command(under=keys, flags=[options.LOCK_WAIT, options.JSON])
 @click.argument("name")
 def revoke(call: CommandContext, name: str) -> None:
-    """Revoke the key of the user NAME at once. Requests that run are finished."""
-    _change_keys(call, f"revoking the key of {name}", "revoke", name)
+    """Revoke the key of the user NAME at once, on every node of the front that can be reached.
+    Requests that run are finished.
+    """
+    with _session_of_keys(call, partial=True) as session:
+        statuses = _query_statuses(session)
+        digests = {k.digest for status in statuses.values() for k in status.keys if k.name == name}
+        failed: list[NodeError] = [e for node, e in session.missing.items() if node in statuses]
+        if not digests and not any(status.error for status in statuses.values()):
+            raise RequestError(f"{name} has no key", hint="see `vlaunch front keys`")
+        try:
+            words = ("revoke", name, *sorted(digests))
+            _change_keys(session, f"revoking the key of {name}", *words)
+        except LockError:
+            raise
+        except NodeError as error:
+            failed.append(error)
+    if failed:
+        nodes = ", ".join(error.node for error in failed)
+        lines = [line for error in failed for line in (error.message, error.evidence) if line]
+        hint = "`vlaunch front reload` revokes it there, too, once they respond"
+        text = f"the key of {name} may still be valid there"
+        raise NodeError(nodes, text, evidence=lines, hint=hint)
 
 
-def _change_keys(call: CommandContext, title: str, *arguments: str) -> None:
+@contextmanager
+def _session_of_keys(call: CommandContext, *, partial: bool = False) -> Iterator[Session]:
+    """Connect to the front's nodes and the head, which has the lock, and hold it."""
     inventory = _require_front(call.inventory)
-    others = [node for node in inventory.front_nodes if not node.head]
-    nodes = [inventory.head, *others]  # the head has the lock
-    with call.session(nodes=nodes) as session, call.locked(session) as locked:
-        steps = tuple(
-            Step(title=title, command=node_command(locked.site, node, *arguments))
-            for node in inventory.front_nodes
-        )
-        locked.apply(
-            Plan(verb="front", stages=(Stage(id="keys", title="Change keys", steps=steps),))
-        )
+    nodes = [inventory.head, *(node for node in inventory.front_nodes if not node.head)]
+    with (
+        call.session(nodes=nodes, partial=partial) as session,
+        call.locked(session, required=not partial) as locked,
+    ):
+        yield locked
+
+
+def _change_keys(session: Session, title: str, *arguments: str) -> None:
+    steps = tuple(
+        Step(title=title, command=node_command(session.site, node, *arguments))
+        for node in session.reached_of(session.inventory.front_nodes)
+    )
+    session.apply(Plan(verb="front", stages=(Stage(id="keys", title="Change keys", steps=steps),)))
 
 
 def _query_statuses(session: Session) -> dict[str, FrontStatus]:
-    """Query the fronts by node; raises NodeError if none could be queried."""
+    """Query the fronts by node, in the inventory's order; those of missing nodes are unknown."""
     nodes = session.inventory.front_nodes
-    queries = [node_command(session.site, node, "status") for node in nodes]
-    answers = list(session.transport.run(queries))
-    if not any(answer.ok for answer in answers):
-        names = fold([node.name for node in nodes])
-        hint = "run `vlaunch up`, which starts the front"
-        raise NodeError(names, "has no front", evidence=answers[0].tail, hint=hint)
-    return {answer.node: parse_status(answer) for answer in answers}
+    queries = [node_command(session.site, node, "status") for node in session.reached_of(nodes)]
+    answers = {answer.node: parse_status(answer) for answer in session.transport.run(queries)}
+    return {
+        node.name: answers.get(node.name) or FrontStatus(error=session.missing[node.name].reason)
+        for node in nodes
+    }
 
 
 def _query_traffic(session: Session, seconds: float) -> tuple[Traffic, ...]:
@@ -256,9 +296,31 @@ def _print_traffic(traffic: Sequence[Traffic], seconds: float) -> None:
     show(table)
 
 
+def _print_keys(
+    rows: Sequence[tuple[Key, list[str]]], statuses: Mapping[str, FrontStatus], *, differ: bool
+) -> None:
+    table = make_table("NAME", "RPM", "CONCURRENT", "MODELS", "SHA-256", *["NODES"][:differ])
+    for key, nodes in rows:
+        limits = (str(limit or "-") for limit in (key.rpm, key.concurrent))
+        cells = (key.name, *limits, ", ".join(key.models) or "all", key.digest[:12])
+        table.add_row(*map(plain_text, (*cells, *[fold(nodes)][:differ])))
+    show(table)
+    if differ:
+        text = "  nodes have different keys: run `vlaunch front reload`; revoked keys stay revoked"
+        show(plain_text(text, "yellow"))
+    _print_unknown(statuses)
+
+
+def _print_unknown(statuses: Mapping[str, FrontStatus]) -> None:
+    for node, status in statuses.items():
+        if status.error:
+            show(plain_text(f"  {node}: the front cannot be queried: {status.error}", "red"))
+
+
 def _status_json(status: FrontStatus) -> dict[str, Any]:
     replicas = [asdict(replica) for replica in status.replicas]
-    return {"runs": bool(status.digest), "held": status.held, "replicas": replicas}
+    runs = None if status.error else bool(status.digest)
+    return {"runs": runs, "held": status.held, "replicas": replicas}
 
 
 def _print_status(
@@ -270,8 +332,9 @@ def _print_status(
             table.add_row(node, *(plain_text(str(value)) for value in asdict(replica).values()))
     show(plain_text(f"front {inventory.front_url}/NAME/v1", "bold"))
     show(table)
+    _print_unknown(statuses)
     for node, status in statuses.items():
-        if not status.digest:
+        if not status.digest and not status.error:
             show(plain_text(f"  {node}: the front does not run: `vlaunch up` starts it", "red"))
         if status.held:
             show(plain_text(f"  {node}: {status.held} requests wait for a replica", "yellow"))

@@ -25,6 +25,8 @@ from launcher.core.transport import Answers, Command
 from launcher.front import configuration, node_program
 from launcher.front.certificates import covers, served_names
 from launcher.front.configuration import FILES, SECRETS, FrontServer
+from launcher.front.keys import merge_maps
+from launcher.front.node_program import REVOKED
 from launcher.front.status import parse_status
 from launcher.tools import containers, docker
 from launcher.tools.site import Site
@@ -264,9 +266,22 @@ def secrets_dir(site: Site, node: Node) -> str:
 
 
 def node_command(site: Site, node: Node, *command: str) -> Command:
-    """Return a command of `node_program`, in the node's own container, which has Python."""
-    argv = ("python3", "-c", _PROGRAM, f"{containers.SERVERS}/{FOLDER}", f"{FILES}/{_KEYS}")
-    return site.in_container(node, (*argv, *command), timeout=30)
+    """Return a command of `node_program`: as root, in the node's image, which has Python, with the
+    folders of the front's container. It needs neither the node's container nor GPUs.
+    """
+    container = site.container(node)
+    argv = docker.run_throwaway(
+        node.docker,
+        container.image if container else site.inventory.image,
+        *("python3", "-c", _PROGRAM, FILES, f"{FILES}/{_KEYS}", *command),
+        cluster=site.inventory.cluster,
+        node=node.name,
+        options=(
+            *("--network", "none", "--user", "0:0", "--env", "NVIDIA_VISIBLE_DEVICES=void"),
+            *("--volumes-from", container_name(site, node)),
+        ),
+    )
+    return Command(node=node.name, argv=argv, timeout=60)
 
 
 def front_target(server: str) -> dict[str, Any]:
@@ -286,20 +301,19 @@ def plan_front(site: Site, inputs: FrontInputs, *, verb: str, start: bool = True
     configs = {node.name: _render(inventory, node, inputs) for node in nodes}
     leftovers = _leftover_steps(site) if start else []
     stages = [Stage(id="front", title="Remove the front", steps=tuple(leftovers))]
-    write, validate, begin = list[Step](), list[Step](), list[Step]()
+    keys, write, validate, begin = list[Step](), list[Step](), list[Step](), list[Step]()
+    merged = merge_maps(files.keys for files in inputs.files.values() if files.keys is not None)
     for node in nodes:
         files, config = inputs.files.get(node.name, FrontFiles()), configs[node.name]
         changed = _changed_files(site, node, inputs, files, config)
-        if files.keys is None:
-            others = (other.keys for other in inputs.files.values())
-            keys = next(filter(None, others), "")
-            write.append(_write(node, _File(files_dir(site, node), _KEYS, keys)))
+        keys += _key_steps(site, node, files.keys, merged)
         if changed:
             write += [_write(node, file, suffix=".new") for file in changed]
             validate += _validation_steps(site, node, changed)
         outdated = bool(changed) or f"description {files.running}\n" not in config
         begin += _start_steps(site, node, reload=outdated, start=start)
     stages += [
+        Stage(id="keys", title="Give all nodes the same keys", steps=tuple(keys)),
         Stage(id="front", title="Write the front's files", steps=tuple(write)),
         Stage(id="front", title="Validate the front's configuration", steps=tuple(validate)),
         Stage(
@@ -368,6 +382,19 @@ def _changed_files(
         command = secret_command(inventory, SERVER_KEY)
         candidates.append(_File(secrets, _KEY_FILE, inputs.server_key.reveal(), command))
     return [file for file in candidates if files.digests.get(file.name) != _sha256(file.content)]
+
+
+def _key_steps(site: Site, node: Node, text: str | None, merged: Sequence[str]) -> list[Step]:
+    """Return the steps that bring a node's map in line with that of all nodes."""
+    missing = [line for line in merged if text is None or line not in text.splitlines()]
+    if text is None or (missing and front_container(site, node) is None):
+        content = "".join(f"{line}\n" for line in merged)
+        return [_write(node, _File(files_dir(site, node), _KEYS, content))]
+    revoked = [line.removeprefix(REVOKED) for line in missing if line.startswith(REVOKED)]
+    changes = [("add", *line.split(" ", 1)) for line in missing if not line.startswith(REVOKED)]
+    changes += [("revoke", "", *revoked)] if revoked else []
+    title = "giving it the keys of the other nodes"
+    return [Step(title=title, command=node_command(site, node, *words)) for words in changes]
 
 
 def _certificate_command(inventory: Inventory) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from launcher.front.node_program import REVOKED
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@-]{0,62}[A-Za-z0-9])?")
 ALL = "*"
@@ -33,6 +36,13 @@ def parse_key(digest: str, line: str) -> Key:
     name, rpm, concurrent, models = line.split(":")
     names = () if models == ALL else tuple(models.strip(",").split(","))
     return Key(name=name, digest=digest, rpm=int(rpm), concurrent=int(concurrent), models=names)
+
+
+def merge_maps(texts: Iterable[str]) -> list[str]:
+    """Return the lines of all nodes' maps, without keys that were revoked on any of them."""
+    lines = sorted({line for text in texts for line in text.splitlines()})
+    revoked = {line.removeprefix(REVOKED) for line in lines if line.startswith(REVOKED)}
+    return [line for line in lines if line.partition(" ")[0] not in revoked]
 
 
 def make_key() -> tuple[str, str]:

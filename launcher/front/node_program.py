@@ -1,8 +1,9 @@
 """Program on a front's node: change the map of keys, and query HAProxy through its socket.
 
-Its text is sent as `python3 -c`, into the node's container. Arguments: the folder of the front, the
-path of the map in HAProxy's container, and a command: `add DIGEST LINE`, `revoke NAME`, or
-`status`, which prints the keys and HAProxy's answers as JSON.
+Its text is sent as `python3 -c`, as root beside the front's container. Arguments: the folder of the
+front, the path of the map in HAProxy's container, and a command: `add DIGEST LINE`, `revoke NAME
+DIGEST…`, or `status`, which prints the map and HAProxy's answers as JSON. Both changes may be
+repeated. A revoked key stays in the map as a comment, so that no other node's map brings it back.
 """
 
 import fcntl
@@ -12,44 +13,55 @@ import re
 import socket
 import sys
 
+REVOKED = "# revoked "
+
 
 def main(folder: str, haproxy_map: str, command: str, *arguments: str) -> None:
-    """Run one command; exits with 1 and a message for keys that exist or do not."""
+    """Run one command; exits with 1 and a message if HAProxy did not change its keys."""
     path = os.path.join(folder, "keys.map")
     with open(os.path.join(folder, ".keys.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with open(path) as file:
-            keys = dict(line.split(None, 1) for line in file.read().splitlines() if " " in line)
+            lines = dict.fromkeys(file.read().splitlines())
         if command == "status":
             queries = {name: query(folder, f"show {name}") for name in ("info", "stat")}
-            print(json.dumps({"keys": keys, **queries}))
+            print(json.dumps({"keys": "".join(f"{line}\n" for line in lines), **queries}))
             return
-        name = arguments[-1].partition(":")[0]
-        old = [digest for digest, line in keys.items() if line.partition(":")[0] == name]
         if command == "add":
-            if old:
-                sys.exit(f"{name} already has a key")
-            keys[arguments[0]] = arguments[1]
-            change = f"add map {haproxy_map} {arguments[0]} {arguments[1]}"
+            digest, value = arguments
+            lines[f"{digest} {value}"] = None
+            changes = [[f"{verb} map {haproxy_map} {digest} {value}" for verb in ("set", "add")]]
         else:
-            if not old:
-                sys.exit(f"{name} has no key")
-            del keys[old[0]]
-            change = f"del map {haproxy_map} {old[0]}"
+            named = (line.split(" ")[0] for line in lines if f" {arguments[0]}:" in line)
+            gone = dict.fromkeys((*named, *arguments[1:]))
+            lines = {line: None for line in lines if line.split(" ")[0] not in gone}
+            lines |= {REVOKED + digest: None for digest in gone}
+            changes = [[f"del map {haproxy_map} {digest}"] for digest in gone]
         # The file first: a front that starts meanwhile reads the new keys.
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
-            file.writelines(f"{digest} {line}\n" for digest, line in keys.items())
+            file.writelines(f"{line}\n" for line in lines)
             os.fchown(descriptor, os.stat(path).st_uid, os.stat(path).st_gid)
             file.flush()
             os.fsync(descriptor)
         os.replace(f"{path}.new", path)
-        # Workers before a reload still answer on connections that stay open.
-        workers = (query(folder, "show proc", "master.sock") or "").partition("# old workers")[2]
-        for pid in re.findall(r"^(\d+) ", workers.partition("# programs")[0], re.MULTILINE):
-            query(folder, f"@!{pid} {change}", "master.sock")
-        if reply := (query(folder, change) or "").strip():
-            sys.exit(f"HAProxy did not change its keys: {reply}")
+        for change in changes:
+            apply(folder, change)
+
+
+def apply(folder: str, attempts: "list[str]") -> None:
+    """Change HAProxy's copy of the map: the first attempt that it accepts."""
+    # Workers before a reload still answer on connections that stay open.
+    workers = (query(folder, "show proc", "master.sock") or "").partition("# old workers")[2]
+    pids = re.findall(r"^(\d+) ", workers.partition("# programs")[0], re.MULTILINE)
+    reply = ""
+    for prefix, name in [*((f"@!{pid} ", "master.sock") for pid in pids), ("", "haproxy.sock")]:
+        for attempt in attempts:
+            reply = (query(folder, prefix + attempt, name) or "").strip()
+            if not reply:
+                break
+    if reply and not reply.endswith("not found."):
+        sys.exit(f"HAProxy did not change its keys: {reply}")
 
 
 def query(folder: str, command: str, name: str = "haproxy.sock") -> "str | None":

@@ -28,19 +28,25 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontStatus:
-    """Keys and state of a front; `digest` identifies its configuration, empty unless it runs."""
+    """Keys and state of a front; `digest` identifies its configuration, empty unless it runs.
+    `error` tells why a node's state is unknown.
+    """
 
     keys: tuple[Key, ...] = ()
     digest: str = ""
     held: int = 0
     replicas: tuple[ReplicaStatus, ...] = ()
+    error: str = ""
 
 
 def parse_status(answer: Answer) -> FrontStatus:
-    """Parse the status that `node_program` prints; empty if it is unreadable."""
+    """Parse the status that `node_program` prints."""
+    if not answer.ok:
+        return FrontStatus(error=answer.tail or f"exit code {answer.code}")
     try:
-        status = untrusted.loads(answer.out) if answer.ok else {}
-        keys = tuple(parse_key(digest, line) for digest, line in status.get("keys", {}).items())
+        status = untrusted.loads(answer.out)
+        lines = (line for line in status["keys"].splitlines() if not line.startswith("#"))
+        keys = tuple(parse_key(*line.split(" ", 1)) for line in lines)
         rows = list(csv.DictReader((status.get("stat") or "").removeprefix("# ").splitlines()))
         digest = re.search(r"^description: ([0-9a-f]{12})$", status.get("info") or "", re.MULTILINE)
         return FrontStatus(
@@ -50,7 +56,7 @@ def parse_status(answer: Answer) -> FrontStatus:
             replicas=tuple(_replicas(rows)),
         )
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error):
-        return FrontStatus()
+        return FrontStatus(error="its answer is unreadable")
 
 
 def _replicas(rows: list[dict[str, str]]) -> Iterator[ReplicaStatus]:

@@ -14,7 +14,7 @@ from launcher.core.transport import run_by_node
 from launcher.front import front_plan
 from launcher.front.certificates import make_self_signed
 from launcher.front.configuration import FrontServer, front_servers
-from launcher.front.front_plan import FrontInputs, find_drift, front_container
+from launcher.front.front_plan import FrontFiles, FrontInputs, find_drift, front_container
 from launcher.tools import servers
 from launcher.tools.node_probes import probe_nodes
 from launcher.tools.ray_judges import parse_payload
@@ -52,8 +52,7 @@ def update_front(
     if not start and any(find_drift(site, node) for node in site.nodes):
         session.warn("front", "the front differs from the inventory: run `vlaunch up`")
         return Plan(verb=verb, stages=())
-    answers = run_by_node(session.transport, front_plan.query_files(site))
-    files = {node: front_plan.parse_files(items) for node, items in answers.items()}
+    files = read_files(session, site)
     if certificate is None and front_plan.needs_certificate(session.inventory, files):
         certificate = Secret("") if dry_run else make_self_signed(session.inventory)
     inputs = FrontInputs(
@@ -68,6 +67,16 @@ def update_front(
             session.note("front", note)
         session.apply(plan)
     return plan
+
+
+def read_files(session: Session, site: Site) -> dict[str, FrontFiles]:
+    """Read the front's files by node; raises NodeError unless all nodes could be read."""
+    answers = run_by_node(session.transport, front_plan.query_files(site))
+    if failed := [items[0] for items in answers.values() if not items[0].ok]:
+        names = fold([answer.node for answer in failed])
+        raise NodeError(names, "cannot read the front's files", evidence=failed[0].tail)
+    nodes = [node.name for node in session.inventory.front_nodes]
+    return {node: front_plan.parse_files(answers[node]) for node in nodes}
 
 
 def _query_servers(session: Session, site: Site, *, dry_run: bool) -> tuple[FrontServer, ...]:

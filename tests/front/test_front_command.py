@@ -12,11 +12,14 @@ from cryptography import x509
 
 from launcher.app.certificates import make_certificate
 from launcher.core.domain import Answer
+from launcher.core.errors import ConnectError
 from tests.command_line import INVENTORY, Cluster
 
 FRONT = INVENTORY.replace("cluster: c\n", "cluster: c\nfront: {FRONT}\n")
 IMAGE = "haproxy:3.2"
 FOLDER = "server/.front/"
+KEYS = f"{FOLDER}keys.map"
+NODES = ("gpu01", "gpu02")
 
 
 def write(cluster: Cluster, front: str = "") -> None:
@@ -163,10 +166,127 @@ def test_a_key_is_shown_once_and_its_digest_stored(front: Cluster) -> None:
             "rpm": 60,
             "concurrent": 8,
             "models": ["chat", "embed"],
+            "nodes": ["gpu01"],
         }
     ]
     assert front.run("front", "keys", "revoke", "alice").code == 0
-    assert front.world.machines["gpu01"].files[f"{FOLDER}keys.map"] == b""
+    assert front.world.machines["gpu01"].files[KEYS] == f"# revoked {digest}\n".encode()
+
+
+@pytest.fixture
+def pair(cluster: Cluster) -> Cluster:
+    """A front on two nodes, with keys of alice and mallory."""
+    write(cluster, "nodes: [gpu01, gpu02]")
+    assert cluster.run("up").code == 0
+    for name in ("alice", "mallory"):
+        assert cluster.run("front", "keys", "add", name).code == 0
+    cluster.world.changes.clear()
+    return cluster
+
+
+def key_names(cluster: Cluster, node: str) -> list[str]:
+    """Return the users in a node's map."""
+    lines = cluster.world.machines[node].files[KEYS].decode().splitlines()
+    return sorted(line.split()[1].partition(":")[0] for line in lines if line[0] != "#")
+
+
+BROKEN = Answer(node="gpu02", code=1, err="HAProxy did not answer")
+
+
+@pytest.mark.parametrize("away", ["a node", "its program"])
+def test_a_key_is_revoked_where_possible_and_never_comes_back(away: str, pair: Cluster) -> None:
+    """The error names the other node; `front reload` revokes the key there, too."""
+    if away == "a node":
+        pair.missing["gpu02"] = ConnectError("gpu02", "connection refused")
+    else:
+        pair.world.fail["gpu02", "key program"] = BROKEN
+    ran = pair.run("front", "keys", "revoke", "mallory")
+    pair.missing.clear()
+    pair.world.fail.clear()
+
+    assert ran.code == 1
+    assert "gpu02: the key of mallory may still be valid there" in ran.err
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice", "mallory"]]
+    listed = pair.run("front", "keys")
+    assert (listed.code, "nodes have different keys: run `vlaunch front reload`" in listed.out) == (
+        *(1, True),
+    )
+    assert re.search(r"mallory .* gpu02 ", listed.out)
+    assert pair.run("front").code == 1
+    assert pair.run("front", "reload").code == 0
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice"]]
+    assert pair.run("front", "keys").code == 0
+    assert "mallory has no key" in pair.run("front", "keys", "revoke", "mallory").err
+
+
+def test_a_revocation_can_be_repeated(pair: Cluster) -> None:
+    """Until it has reached all nodes."""
+    pair.world.fail["gpu02", "revoke"] = BROKEN
+    assert pair.run("front", "keys", "revoke", "mallory").code == 1
+    pair.world.fail.clear()
+
+    assert pair.run("front", "keys", "revoke", "mallory").code == 0
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice"]]
+
+
+def test_a_key_is_revoked_while_the_nodes_containers_are_down(pair: Cluster) -> None:
+    """The front's own container serves on."""
+    for name in NODES:
+        pair.world.stop(name)
+    assert pair.run("front", "keys", "revoke", "mallory").code == 0
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice"]]
+
+
+def test_a_reinstalled_node_gets_keys_but_no_revoked_ones(pair: Cluster) -> None:
+    """Its files are gone, the other node has an old map."""
+    old = pair.world.machines["gpu02"].files[KEYS]
+    assert pair.run("front", "keys", "revoke", "mallory").code == 0
+    pair.world.machines["gpu02"].files[KEYS] = old
+    assert pair.run("up").code == 0
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice"]]
+    del pair.world.machines["gpu01"].files[KEYS]
+    assert pair.run("front", "reload").code == 0
+    maps = [pair.world.machines[node].files[KEYS] for node in NODES]
+    assert sorted(maps[0].splitlines()) == sorted(maps[1].splitlines())
+    assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice"]]
+
+
+def test_a_node_whose_files_cannot_be_read_keeps_its_keys(pair: Cluster) -> None:
+    """Nothing is written to any node."""
+    pair.world.fail["gpu02", "front"] = Answer(node="gpu02", code=124)
+    ran = pair.run("front", "reload")
+
+    assert (ran.code, pair.world.changes) == (1, [])
+    assert "gpu02: cannot read the front's files" in ran.err
+
+
+def test_a_key_is_added_to_all_nodes_or_none(pair: Cluster) -> None:
+    """A retry gives no node a key of its own."""
+    pair.world.fail["gpu02", "add"] = BROKEN
+    ran = pair.run("front", "keys", "add", "bob")
+    pair.world.fail.clear()
+
+    assert (ran.code, ran.out) == (1, "")
+    assert [key_names(pair, node) for node in NODES] == [["alice", "mallory"]] * 2
+    pair.world.machines["gpu02"].files[KEYS] += b"ab bob:0:0:*\n"
+    assert "bob already has a key on gpu02" in pair.run("front", "keys", "add", "bob").err
+    assert pair.run("front", "reload").code == 0
+    assert [key_names(pair, node) for node in NODES] == [["alice", "bob", "mallory"]] * 2
+
+
+def test_keys_of_a_node_that_does_not_answer_are_unknown(pair: Cluster) -> None:
+    """Not missing: its front may serve on."""
+    pair.world.fail["gpu01", "key program"] = Answer(node="gpu01", code=1, err="no answer")
+    ran, data = pair.run("front", "keys"), pair.run("front", "keys", "list", "--json")
+
+    assert (ran.code, "alice" in ran.out) == (1, True)
+    assert "gpu01: the front cannot be queried: no answer" in ran.out
+    assert (data.code, json.loads(data.out)["unknown"]) == (1, ["gpu01"])
+    status = pair.run("front", "status", "--json")
+    assert (status.code, json.loads(status.out)["nodes"]["gpu01"]["runs"]) == (1, None)
+    pair.world.fail["gpu02", "key program"] = BROKEN
+    ran = pair.run("front", "keys")
+    assert (ran.code, "alice" in ran.out, ran.out.count("cannot be queried")) == (1, False, 2)
 
 
 def test_all_mistakes_about_a_key_are_reported(front: Cluster) -> None:

@@ -241,8 +241,6 @@ def test_a_revoked_key_ends_at_once_and_cuts_no_stream(stage: Stage) -> None:
         front.node("revoke", "carol")
         assert front.get("/chat/v1/models", key=key)[0] == 401
         assert b"[DONE]" in response.read()
-    assert "carol has no key" in front.node("revoke", "carol", check=False).stderr
-    assert "any already has a key" in front.node("add", "0", "any:0:0:*", check=False).stderr
 
 
 def test_guesses_of_keys_are_bounded() -> None:

@@ -29,7 +29,7 @@ def answer(out: str, code: int = 0) -> Answer:
 def test_replicas_keys_and_waiting_requests_are_counted() -> None:
     """Without HAProxy's own rows."""
     content = {
-        "keys": {"ab": "bob:0:2:*", "cd": "alice:60:0:,chat,"},
+        "keys": "ab bob:0:2:*\ncd alice:60:0:,chat,\n# revoked ef\n",
         "stat": STAT,
         "info": "Name: HAProxy\ndescription: 0123456789ab\n",
     }
@@ -57,14 +57,15 @@ def test_replicas_keys_and_waiting_requests_are_counted() -> None:
         "{",
         '{"keys": 1}',
         '{"keys": {"a": 1}}',
-        '{"stat": 1}',
-        '{"stat": "# a,b\\n1,2"}',
-        '{"stat": "# pxname,svname,scur\\n1,2,x"}',
-        '{"info": [1]}',
+        '{"keys": "a b"}',
+        '{"keys": "", "stat": 1}',
+        '{"keys": "", "stat": "# a,b\\n1,2"}',
+        '{"keys": "", "stat": "# pxname,svname,scur\\n1,2,x"}',
+        '{"keys": "", "info": [1]}',
         "[" * 100_000,
     ],
 )
-def test_an_unreadable_answer_is_a_front_that_does_not_run(out: str) -> None:
+def test_an_unreadable_answer_is_a_front_whose_state_is_unknown(out: str) -> None:
     """Whatever a node sends."""
-    assert parse_status(answer(out)) == FrontStatus()
-    assert parse_status(answer("{}", code=1)) == FrontStatus()
+    assert parse_status(answer(out)) == FrontStatus(error="its answer is unreadable")
+    assert parse_status(answer("{}", code=1)) == FrontStatus(error="{}")
