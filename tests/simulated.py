@@ -124,6 +124,10 @@ class World:
         if argv[:2] == ("python3", "-c"):
             return self._probe_ports(machine, argv)
         docker = machine.node.docker
+        if argv[0] == "cat":
+            return Answer(
+                node=command.node, code=0, out=machine.files[self._relative(argv[1])].decode()
+            )
         if argv[:2] == ("rm", "-f"):
             failed = self._change(machine, command, self._verb(command))
             for path in () if failed else argv[2:]:
@@ -898,6 +902,11 @@ class World:
             (
                 "certificates",
                 _certificates(secrets if "AGENT_CA" in secrets else machine.memory_files),
+                0,
+            ),
+            (
+                "front",
+                machine.files.get("front/tls.pem", b"").decode().partition("-----BEGIN PRIVATE")[0],
                 0,
             ),
             ("docker", '{"Version": "28.3.0"}' if good else machine.docker_error, 0 if good else 1),

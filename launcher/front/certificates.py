@@ -5,6 +5,7 @@ self-signed one.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,9 @@ from launcher.core.errors import RequestError
 
 if TYPE_CHECKING:
     from cryptography import x509
+
+
+_BLOCK = re.compile(rb"-----BEGIN [A-Z0-9 ]+-----.*?-----END [A-Z0-9 ]+-----", re.DOTALL)
 
 
 def served_names(inventory: Inventory) -> tuple[str, ...]:
@@ -45,7 +49,9 @@ def load_certificate(inventory: Inventory, now: datetime | None = None) -> Secre
     if mistakes:
         hint = "correct `front: tls:` in the inventory, or use `tls: self-signed`"
         raise RequestError("the front's certificate is unusable", evidence=mistakes, hint=hint)
-    return _hide_key(Secret(f"{cert.decode().strip()}\n{key.decode().strip()}\n"))
+    # Comments between the blocks may have any encoding; both files may be one.
+    blocks = dict.fromkeys(_BLOCK.findall(cert + b"\n" + key))
+    return hide_key(Secret("".join(f"{block.decode(errors='replace')}\n" for block in blocks)))
 
 
 def make_self_signed(inventory: Inventory) -> Secret:
@@ -53,10 +59,11 @@ def make_self_signed(inventory: Inventory) -> Secret:
     from launcher.app.certificates import make_certificate
 
     names = served_names(inventory)
-    return _hide_key(Secret(make_certificate(names[0], names)))
+    return hide_key(Secret(make_certificate(names[0], names)))
 
 
-def _hide_key(pair: Secret) -> Secret:
+def hide_key(pair: Secret) -> Secret:
+    """Mask a private key in all output; return it with its certificate."""
     from launcher.app.certificates import key_lines
 
     redaction.add_secrets(*key_lines(pair))

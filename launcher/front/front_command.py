@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from launcher.app import options
 from launcher.app.command import CommandContext, DefaultGroup, command
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, make_table, plain_text, show
-from launcher.core.domain import Inventory, fold
+from launcher.core.domain import Inventory, Secret, fold
 from launcher.core.errors import LockError, NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.sizes import format_duration
@@ -24,6 +25,7 @@ from launcher.front.front_plan import (
     container_name,
     find_drift,
     front_container,
+    front_state,
     node_command,
     uses_tls,
 )
@@ -63,22 +65,33 @@ def front_status(call: CommandContext, since: float) -> int:
 
     Users' requests are from the access log, at most the last 20,000 of each front: errors are 5xx
     and cut answers, times are those of answered requests. The exit code is 1 when a front does not
-    run, or differs from the inventory and the servers.
+    run, its certificate has expired, or it differs from the inventory, from the certificate's files
+    on this machine, or from the servers.
     """
     inventory = _require_front(call.inventory)
     with call.session() as session:
         site = Site(inventory, probe_nodes(inventory, session.transport, [inventory.image]))
         statuses = _query_statuses(session)
         traffic = _query_traffic(session, since)
-        outdated = bool(update_front(session, site, verb="front", start=True, dry_run=True).steps)
-    whole = not outdated and all(status.digest for status in statuses.values())
+        certificate, problems = _try_certificate(inventory)
+        plan = update_front(
+            session, site, verb="front", start=True, dry_run=True, certificate=certificate
+        )
+        outdated = bool(plan.steps)
+    state = front_state(site, datetime.now(timezone.utc))
+    problems += [state.certificate] if state and state.certificate else []
+    whole = not outdated and not (state and state.expired)
+    whole = whole and all(status.digest for status in statuses.values())
     if call.as_json:
         nodes = {node: _status_json(status) for node, status in statuses.items()}
         data = {"url": inventory.front_url, "whole": whole, "outdated": outdated, "nodes": nodes}
+        data["problems"] = problems
         data["traffic"] = [asdict(item) for item in traffic]
         click.echo(dump_json(data))
     else:
         _print_status(inventory, statuses, outdated=outdated)
+        for problem in problems:
+            show(plain_text(f"  {problem}", "yellow"))
         _print_traffic(traffic, since)
     return 0 if whole else 1
 
@@ -245,6 +258,14 @@ def _change_keys(session: Session, title: str, *arguments: str) -> None:
         for node in session.reached_of(session.inventory.front_nodes)
     )
     session.apply(Plan(verb="front", stages=(Stage(id="keys", title="Change keys", steps=steps),)))
+
+
+def _try_certificate(inventory: Inventory) -> tuple[Secret | None, list[str]]:
+    """Return the user's certificate, or a problem with its files, which may be elsewhere."""
+    try:
+        return load_certificate(inventory), []
+    except RequestError as error:
+        return None, [f"{error.message}: {line}" for line in error.evidence.splitlines()]
 
 
 def _query_statuses(session: Session) -> dict[str, FrontStatus]:

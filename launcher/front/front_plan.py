@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from launcher.front.configuration import FILES, SECRETS, FrontServer
 from launcher.front.keys import merge_maps
 from launcher.front.node_program import REVOKED
 from launcher.front.status import parse_status
-from launcher.tools import containers, docker
+from launcher.tools import certificates, containers, docker
 from launcher.tools.site import Site
 
 SERVER_KEY = "VLLM_API_KEY"
@@ -93,16 +94,21 @@ class FrontInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontState:
-    """The front's URL, the states of its containers by node, and their drift."""
+    """The front's URL, the states of its containers by node, and their drift; `certificate` is a
+    warning before its certificate expires.
+    """
 
     url: str
     nodes: Mapping[str, str]
     drift: tuple[str, ...] = ()
+    certificate: str = ""
+    expired: bool = False
 
     @property
     def whole(self) -> bool:
-        """True if all of them run and match the inventory."""
-        return not self.drift and all(state == "running" for state in self.nodes.values())
+        """True if all of them run and match the inventory, with a valid certificate."""
+        good = not self.drift and not self.expired
+        return good and all(state == "running" for state in self.nodes.values())
 
 
 def preflight_gates(site: Site) -> tuple[Gate, ...]:
@@ -185,7 +191,20 @@ def needs_certificate(inventory: Inventory, files: Mapping[str, FrontFiles]) -> 
     if not uses_tls(inventory) or (inventory.front and inventory.front.tls.cert):
         return False
     texts = {files[node.name].certificate for node in inventory.front_nodes if node.name in files}
-    return len(texts) != 1 or not covers(texts.pop(), served_names(inventory))
+    return len(texts) != 1 or certificate_source(inventory, files) is None
+
+
+def certificate_source(inventory: Inventory, files: Mapping[str, FrontFiles]) -> Node | None:
+    """Return the first node with a self-signed certificate for all names; the others get it too."""
+    names = served_names(inventory)
+    nodes = (node for node in inventory.front_nodes if node.name in files)
+    return next((node for node in nodes if covers(files[node.name].certificate, names)), None)
+
+
+def read_certificate(site: Site, node: Node) -> Command:
+    """Read a node's certificate and its private key."""
+    argv = ("cat", f"{secrets_dir(site, node)}/{_TLS}")
+    return Command(node=node.name, argv=argv, timeout=30)
 
 
 def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
@@ -227,13 +246,14 @@ def find_drift(site: Site, node: Node) -> tuple[str, ...]:
     return tuple(f"front: {text}" for text in docker.describe_differences(container, spec, env))
 
 
-def front_state(site: Site) -> FrontState | None:
+def front_state(site: Site, now: datetime) -> FrontState | None:
     """Return the state of the front's containers; None if there is no front."""
     inventory = site.inventory
     observed = {node.name: front_container(site, node) for node in site.observed_nodes}
     if inventory.front is None and not any(observed.values()):
         return None
     nodes = {node.name: observed.get(node.name) for node in inventory.front_nodes}
+    expiry = certificates.front_expiry(inventory, site.facts)
     return FrontState(
         url=f"{inventory.front_url}/NAME/v1" if inventory.front else "",
         nodes={
@@ -241,6 +261,8 @@ def front_state(site: Site) -> FrontState | None:
             for name, container in nodes.items()
         },
         drift=tuple(_notes(site)),
+        certificate=certificates.front_warning(expiry, now),
+        expired=expiry is not None and expiry <= now,
     )
 
 
@@ -376,7 +398,7 @@ def _changed_files(
         ),
     ]
     if inputs.certificate is not None:
-        command = _certificate_command(inventory)
+        command = _certificate_command(site, inputs)
         candidates.append(_File(secrets, _TLS, inputs.certificate.reveal(), command))
     if inputs.server_key is not None:
         command = secret_command(inventory, SERVER_KEY)
@@ -397,11 +419,14 @@ def _key_steps(site: Site, node: Node, text: str | None, merged: Sequence[str]) 
     return [Step(title=title, command=node_command(site, node, *words)) for words in changes]
 
 
-def _certificate_command(inventory: Inventory) -> str:
+def _certificate_command(site: Site, inputs: FrontInputs) -> str:
     """Return the shell command that prints the certificate and its key, for display."""
+    inventory = site.inventory
     tls = inventory.front.tls if inventory.front else None
     if tls and tls.cert and tls.key:
         return shlex.join(("cat", *(str(Path(path).expanduser()) for path in (tls.cert, tls.key))))
+    if source := certificate_source(inventory, inputs.files):
+        return shlex.join(("on", source.name, *read_certificate(site, source).argv))
     names = served_names(inventory)
     alternative = ",".join(
         f"{'IP' if re.fullmatch(r'[0-9.]+|.*:.*', name) else 'DNS'}:{name}" for name in names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -12,7 +12,7 @@ from launcher.core.errors import NodeError, UnreadableAnswer
 from launcher.core.plan import Plan
 from launcher.core.transport import run_by_node
 from launcher.front import front_plan
-from launcher.front.certificates import make_self_signed
+from launcher.front.certificates import hide_key, make_self_signed
 from launcher.front.configuration import FrontServer, front_servers
 from launcher.front.front_plan import FrontFiles, FrontInputs, find_drift, front_container
 from launcher.tools import servers
@@ -54,7 +54,7 @@ def update_front(
         return Plan(verb=verb, stages=())
     files = read_files(session, site)
     if certificate is None and front_plan.needs_certificate(session.inventory, files):
-        certificate = Secret("") if dry_run else make_self_signed(session.inventory)
+        certificate = _self_signed(session, site, files, dry_run=dry_run)
     inputs = FrontInputs(
         servers=_query_servers(session, site, dry_run=dry_run),
         files=files,
@@ -77,6 +77,24 @@ def read_files(session: Session, site: Site) -> dict[str, FrontFiles]:
         raise NodeError(names, "cannot read the front's files", evidence=failed[0].tail)
     nodes = [node.name for node in session.inventory.front_nodes]
     return {node: front_plan.parse_files(answers[node]) for node in nodes}
+
+
+def _self_signed(
+    session: Session, site: Site, files: Mapping[str, FrontFiles], *, dry_run: bool
+) -> Secret:
+    """Return the certificate of a node that has a valid one, else a new one."""
+    if source := front_plan.certificate_source(session.inventory, files):
+        (answer,) = session.transport.run([front_plan.read_certificate(site, source)])
+        if not answer.ok:
+            text = "cannot read the front's certificate"
+            raise NodeError(source.name, text, evidence=answer.tail)
+        return hide_key(Secret(answer.out))
+    if dry_run:
+        return Secret("")
+    if any(node.certificate for node in files.values()):
+        text = "clients must trust the front's new certificate: `vlaunch front certificate`"
+        session.warn("front", text)
+    return make_self_signed(session.inventory)
 
 
 def _query_servers(session: Session, site: Site, *, dry_run: bool) -> tuple[FrontServer, ...]:

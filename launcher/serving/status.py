@@ -149,6 +149,7 @@ def build_status(
 ) -> ClusterStatus:
     """Build the status from the answers; `missing` has the reasons of unreachable nodes."""
     site, inventory, head_state = snapshot.site, snapshot.site.inventory, snapshot.servers_state
+    now = datetime.now(timezone.utc)
     nodes = _node_statuses(site, snapshot.payload, head_state, missing)
     server_rows = tuple(
         _server_status(site, server, head_state.agent)
@@ -165,9 +166,9 @@ def build_status(
         endpoint=first or endpoints.default_url(inventory),
         network=network_verdict.describe_network(site, snapshot.network, head_state),
         certificates=certificates.expiry_warning(
-            (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
+            (facts.certificates for facts in site.facts.values()), now
         ),
-        front=front_state(site),
+        front=front_state(site, now),
         batches=jobs,
     )
 

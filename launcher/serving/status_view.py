@@ -54,6 +54,8 @@ def render_status(status: ClusterStatus) -> RenderableType:
         style = "" if status.front.whole else "red"
         lines.append(text_line(", ".join(states), style, lead=f"front: {status.front.url} "))
         lines += [text_line(text, "yellow", lead=_MARGIN) for text in status.front.drift]
+        if status.front.certificate:
+            lines.append(text_line(status.front.certificate, style or "yellow", lead=_MARGIN))
     lines += _all_server_lines(status)
     if not status.servers:
         lines.append(plain_text("server: none", "dim"))

@@ -73,6 +73,24 @@ def expiry_warning(texts: Iterable[str], now: datetime) -> str:
     return f"the agents' certificates {verb} on {expiry:%Y-%m-%d}; run `vlaunch up` to renew them"
 
 
+def front_expiry(inventory: Inventory, facts: Mapping[str, HostFacts]) -> datetime | None:
+    """Return the earliest expiry of the front's certificate on its nodes; None without one."""
+    if inventory.front is None or inventory.front.tls.kind == "off":
+        return None
+    hosts = (facts[node.name] for node in inventory.front_nodes if node.name in facts)
+    certificates = (found for host in hosts for found in _parse_pem(host.front_certificate))
+    return min((certificate.not_valid_after_utc for certificate in certificates), default=None)
+
+
+def front_warning(expiry: datetime | None, now: datetime) -> str:
+    """Return a warning if the front's certificate expires soon or has expired; else empty."""
+    if expiry is None or expiry - now > _WARN_BEFORE:
+        return ""
+    verb = "expired" if expiry <= now else "expires"
+    date = f"{expiry:%Y-%m-%d}"
+    return f"the front's certificate {verb} on {date}; renew it, then run `vlaunch front reload`"
+
+
 def _stored_secrets(inventory: Inventory, facts: HostFacts) -> tuple[str, ...]:
     """Return the names of the secrets stored where the inventory wants them (`secrets_in`)."""
     return (
@@ -84,11 +102,15 @@ def _parse_chain(text: str) -> Sequence[x509.Certificate]:
     """Parse the certificates of the newest authority, of older ones left by an interrupted renewal,
     and of the node, in this order.
     """
+    chain = _parse_pem(text)
+    return chain if len(chain) > 1 else ()
+
+
+def _parse_pem(text: str) -> Sequence[x509.Certificate]:
     try:
-        chain = x509.load_pem_x509_certificates(text.encode(errors="replace"))
+        return x509.load_pem_x509_certificates(text.encode(errors="replace"))
     except (ValueError, UnsupportedAlgorithm):
         return ()
-    return chain if len(chain) > 1 else ()
 
 
 def _certificate_fault(

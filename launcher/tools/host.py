@@ -111,7 +111,7 @@ class HostFacts:
     `secret_names` are the secrets on disk, `secrets_in_memory` those in memory, `None` without a
     folder there; `memory_dir` is the possible parent of such folders, empty if there is none;
     `folders` are the existing ones. `certificates` are the public certificates of the agent (PEM),
-    the authority's first.
+    the authority's first; `front_certificate` is that of the front.
     """
 
     home: str = "/root"
@@ -131,6 +131,7 @@ class HostFacts:
     token: str = field(default="", repr=False)
     secret_names: tuple[str, ...] = ()
     certificates: str = ""
+    front_certificate: str = ""
     memory_dir: str = ""
     secrets_in_memory: tuple[str, ...] | None = None
     folders: tuple[str, ...] = ()

@@ -56,6 +56,7 @@ def _parse_facts(text: str) -> HostFacts:
         token=_parse_token(output("token").strip()),
         secret_names=_parse_names(output("secrets")),
         certificates=output("certificates"),
+        front_certificate=output("front"),
         memory_dir=output_if_ok("memory") or "",
         secrets_in_memory=parse("kept", _parse_names),
         folders=tuple(line for line in output("folders").splitlines() if _FOLDER.fullmatch(line)),

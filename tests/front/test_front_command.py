@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from launcher.app.certificates import make_certificate
+from launcher.app.certificates import Authority, make_certificate
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from tests.command_line import INVENTORY, Cluster
@@ -531,3 +532,95 @@ def test_the_key_of_the_servers_is_a_file_and_in_no_script(
     assert cluster.world.machines["gpu01"].files["front/server-key"] == b"key-of-the-servers"
     assert "setenv FRONT_SERVER_KEY /run/vlaunch/front/server-key" in config(cluster)
     assert "key-of-the-servers" not in config(cluster)
+
+
+def certificate(days: int, name: str = "models.example") -> bytes:
+    """Return a certificate that is valid for some days from now, and its key."""
+    until = datetime.now(timezone.utc) + timedelta(days=days)
+    pair = Authority("c", until).sign(name, "10.0.0.11", until)
+    return pair.reveal().encode()
+
+
+@pytest.mark.parametrize(
+    ("days", "code", "verb"), [(31, 0, ""), (29, 0, "expires"), (-1, 1, "expired")]
+)
+def test_the_end_of_the_certificate_is_reported(
+    days: int, code: int, verb: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A month before, and as a failure after it."""
+    pair = tmp_path / "front.pem"
+    pair.write_bytes(certificate(60))
+    write(cluster, f"address: models.example, tls: {{cert: {pair}, key: {pair}}}")
+    assert cluster.run("up").code == 0
+    old = certificate(days)
+    cluster.world.machines["gpu01"].files["front/tls.pem"] = old
+    if days > 0:
+        pair.write_bytes(old)
+
+    for words in (("front",), ("front", "status", "--json"), ("status",), ("check", "--json")):
+        ran = cluster.run(*words)
+        assert words[0] == "check" or ran.code == code, words
+        assert (f"the front's certificate {verb} on" in ran.out) == bool(verb), words
+
+
+def test_a_renewed_file_is_reported_until_it_is_used(cluster: Cluster, tmp_path: Path) -> None:
+    """Renewed by another program on this machine."""
+    pair = tmp_path / "front.pem"
+    pair.write_bytes(certificate(60))
+    write(cluster, f"address: models.example, tls: {{cert: {pair}, key: {pair}}}")
+    assert cluster.run("up").code == 0
+    assert cluster.run("front").code == 0
+    pair.write_bytes(certificate(90))
+    ran = cluster.run("front")
+    assert (ran.code, "run `vlaunch front reload`" in ran.out) == (1, True)
+    assert cluster.run("front", "reload").code == 0
+    assert cluster.run("front").code == 0
+    pair.unlink()
+    ran = cluster.run("front")
+    assert (ran.code, f"{pair}: No such file or directory" in ran.out) == (0, True)
+
+
+def test_a_certificate_with_a_comment_in_latin_1_is_used(cluster: Cluster, tmp_path: Path) -> None:
+    """As `openssl pkcs12` writes it; nodes get the certificate alone."""
+    pair, pem = tmp_path / "front.pem", certificate(60)
+    pair.write_bytes("friendlyName: M\u00fcller\n".encode("latin-1") + pem)
+    write(cluster, f"address: models.example, tls: {{cert: {pair}, key: {pair}}}")
+
+    assert cluster.run("up").code == 0
+    assert cluster.world.machines["gpu01"].files["front/tls.pem"] == pem
+
+
+def test_a_reinstalled_node_gets_the_certificate_of_the_others(pair: Cluster) -> None:
+    """Clients need no new one."""
+    machines = pair.world.machines
+    before = machines["gpu01"].files["front/tls.pem"]
+    machines["gpu02"].files.clear()
+    machines["gpu02"].containers.clear()
+    script = pair.run("up", "--dry-run").out
+    ran = pair.run("up")
+
+    assert ran.code == 0
+    assert [machine.files["front/tls.pem"] for machine in machines.values()] == [before, before]
+    assert "clients must trust" not in ran.err
+    assert "on gpu01 cat /root/.vlaunch/c/front/tls.pem" in script
+    assert "PRIVATE KEY" not in script + ran.err
+
+
+def test_clients_are_told_of_a_new_certificate(front: Cluster) -> None:
+    """When the front gets another address."""
+    before = front.run("front", "certificate").out
+    write(front, "address: models.example")
+    ran = front.run("front", "reload")
+
+    assert ran.code == 0
+    assert "clients must trust the front's new certificate: `vlaunch front certificate`" in ran.err
+    assert front.run("front", "certificate").out != before
+
+
+def test_all_certificates_of_nodes_that_differ_are_printed(pair: Cluster) -> None:
+    """A client that trusts them reaches every node."""
+    own = make_certificate("models.example", ["10.0.0.12"])
+    pair.world.machines["gpu02"].files["front/tls.pem"] = own.encode()
+    ran = pair.run("front", "certificate")
+
+    assert (ran.code, ran.out.count("BEGIN CERTIFICATE")) == (0, 2)

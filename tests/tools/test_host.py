@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.certificates import make_certificate
 from launcher.core import shell
 from launcher.core.domain import Node
 from launcher.tools import host, host_output
@@ -73,17 +74,21 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     (home / ".vlaunch/c/payload/head.py").write_text("")
     (home / ".vlaunch/c/secrets").mkdir()
     (home / ".vlaunch/c/secrets/RAY_AUTH_TOKEN").write_text("abc")
+    (home / ".vlaunch/c/front").mkdir()
+    first, second = make_certificate("front"), make_certificate("authority")
+    (home / ".vlaunch/c/front/tls.pem").write_text(first + second)
     done = subprocess.run(
         argv, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True, check=True
     )
     facts = host_output.parse_probe(done.stdout)
 
+    assert facts.front_certificate.strip() == first.partition("\n-----BEGIN PRIVATE")[0]
     assert facts.home == str(home)
     assert facts.disk_free is not None
     assert facts.docker_version is None
     assert facts.part_errors["docker"]
     assert facts.images == {}
-    assert facts.files == {
+    assert {name: digest for name, digest in facts.files.items() if "front" not in name} == {
         "payload/head.py": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     }
     assert (facts.token, facts.secret_names) == ("abc", ("RAY_AUTH_TOKEN",))

@@ -75,6 +75,13 @@ sh_c token 'for each; do cat "$each/secrets/RAY_AUTH_TOKEN" 2>/dev/null && break
   "$dir" ${mem:+"$mem"} $places
 sh_c secrets 'ls "$1/secrets" 2>/dev/null' "$dir"
 sh_c certificates "$(cat ./certificates.sh)" "$dir" ${mem:+"$mem"} $places
+# Its first certificate, without its authorities'.
+sh_c front '
+  for each; do
+    [ ! -e "$each/front/tls.pem" ] || exec sed -n "/-BEGIN CERTIFICATE-/,/-END CERTIFICATE-/p
+      /-END CERTIFICATE-/q" "$each/front/tls.pem"
+  done
+' ${mem:+"$mem"} "$dir" $places
 part docker "$@" version --format '{{json .Server}}'
 docker=$answers
 # Do not query a daemon five more times after it failed once: the result must arrive before the

@@ -258,6 +258,15 @@ def _missing_model_bytes(host: Host) -> tuple[int, str]:
 
 
 def _judge_certificates(evidence: Evidence) -> list[Finding]:
+    expiry = certificates.front_expiry(evidence.inventory, evidence.facts)
+    if warning := certificates.front_warning(expiry, evidence.now):
+        judge = failed if expiry and expiry <= evidence.now else warned
+        text, _, fix = warning.partition("; ")
+        return [*_judge_agents_certificates(evidence), judge("", text, fix=fix)]
+    return _judge_agents_certificates(evidence)
+
+
+def _judge_agents_certificates(evidence: Evidence) -> list[Finding]:
     texts = [host.facts.certificates for host in evidence.reached]
     expiry = certificates.earliest_expiry(texts)
     if expiry is None:
@@ -352,8 +361,11 @@ CHECKS = (
     ),
     Check(
         id="certificates",
-        what="the agents' certificates are valid for a month",
-        why="agents without a valid one cannot connect, and servers on several nodes stop",
+        what="the certificates of agents and front are valid for a month",
+        why=(
+            "agents without a valid one cannot connect, and servers on several nodes stop; clients"
+            " reject a front without one"
+        ),
         judge=_judge_certificates,
         group="host",
     ),

@@ -433,6 +433,29 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
 
 
 @pytest.mark.parametrize(
+    ("days", "status", "text"),
+    [
+        (31, "skip", ""),
+        (30, "warn", "the front's certificate expires on 2032-02-28"),
+        (0, "fail", "the front's certificate expired on 2032-02-28"),
+    ],
+)
+def test_the_fronts_certificate_is_judged_too(
+    days: int, status: str, text: str, load: Load, good: Good
+) -> None:
+    """Its clients reject an expired one."""
+    inventory = load("front: {}")
+    end = datetime(2032, 2, 28, tzinfo=timezone.utc)
+    pem = issue_certificates.Authority("c", end).certificate
+    facts = {inventory.head.name: good(front_certificate=pem)}
+    now = end - timedelta(days=days)
+    (judged,) = run_checks(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
+
+    assert judged.status == status
+    assert text in "".join(finding.text for finding in judged.findings)
+
+
+@pytest.mark.parametrize(
     ("state", "status", "text"),
     [
         (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "is writable"),
