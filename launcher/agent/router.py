@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -296,7 +297,8 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
 async def serve(folder: str) -> None:
     """Serve until the parent exits."""
     path, parent = os.path.join(folder, SOCKET), os.getppid()
-    os.chmod(folder, 0o711)  # noqa: S103 - HAProxy gives up its rights; the files are for root
+    if not os.stat(folder).st_mode & stat.S_ISGID:  # else it is shared with the image's user
+        os.chmod(folder, 0o711)  # noqa: S103 - HAProxy gives up its rights; the files are for root
     os.umask(0o177)
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # such as clients that disconnect
     connector = aiohttp.UnixConnector(os.path.join(folder, SERVERS), limit=0, force_close=True)
@@ -343,8 +345,12 @@ def _follow_owner(folder: str, path: str) -> None:
     """Give the router's socket to HAProxy's user, the owner of HAProxy's own socket."""
     with contextlib.suppress(OSError):
         owner = os.stat(os.path.join(folder, SERVERS)).st_uid
-        if os.stat(path).st_uid != owner:
+        if os.stat(path).st_uid == owner:
+            return
+        try:
             os.chown(path, owner, -1)
+        except PermissionError:  # the image's user; the folder above is closed to others
+            os.chmod(path, 0o666)  # noqa: S103
 
 
 if __name__ == "__main__":

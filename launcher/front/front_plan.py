@@ -46,13 +46,18 @@ _QUERY = (
     ' sed -n "/BEGIN CERT/,/END CERT/p" "$2/tls.pem" 2>/dev/null;'
     ' sed "s/^/key /" "$1/keys.map" 2>/dev/null; [ ! -e "$1/keys.map" ] || echo keys'
 )
-_WRITE = 'umask 077 && mkdir -p "$1" && new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
+# A set-group-ID folder is shared with the group of the image's user (`hand_over`), who runs the
+# router; HAProxy, as another user, only reaches sockets in it.
+_WRITE = (
+    'umask 077 && mkdir -p "$1" && if [ -g "$1" ]; then umask 007; chmod g+rwx,o+x "$1"; fi &&'
+    ' new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
+)
 
 # FRONT_MAXCONN is a third of HAProxy's connections, each of which takes two files: dockerd's limit
 # may be below the `fd-hard-limit` of the configuration.
 START = (
     "files=$(ulimit -Hn); [ $files -lt 100000 ] 2>/dev/null || files=100000;"
-    ' export FRONT_MAXCONN=$((files / 6)); exec haproxy -W -db -S "$1" -f "$2"'
+    ' export FRONT_MAXCONN=$((files / 6)); exec haproxy -W -db -S "$1,mode,660" -f "$2"'
 )
 _VALIDATE = 'sed "$2" "$1" >/tmp/haproxy.cfg && haproxy -c -f /tmp/haproxy.cfg'
 _REPLACE = 'for f; do mv "$f.new" "$f" || exit; done'

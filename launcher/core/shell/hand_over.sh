@@ -14,5 +14,5 @@ fi
 chgrp -R "$group" "$secrets" "$@" && chmod 750 "$secrets" && chmod 640 "$secrets"/* || exit 1
 for each; do
   chmod -R g+rwX "$each" && chmod g+s "$each" || exit 1
-  for inside in "$each"/*/; do [ ! -d "$inside" ] || chmod g+s "$inside" || exit 1; done
+  for inside in "$each"/*/ "$each"/.front/; do [ ! -d "$inside" ] || chmod g+s "$inside" || exit 1; done
 done
