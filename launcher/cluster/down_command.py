@@ -126,11 +126,9 @@ def _report_result(
     """Report that the cluster is down, and the data that stays on its nodes."""
     inventory = session.inventory
     if plan.steps and inventory.head.name in facts:
-        state = Site(inventory, facts).state_dir(inventory.head)
-        audit_text = (
-            "the audit trail stays on each node:"
-            f" {state.rpartition('/')[0]}/audit/{inventory.cluster}.ndjson (`vlaunch audit`)"
-        )
+        state = inventory.head.state_dir or f"{facts[inventory.head.name].home}/.vlaunch"
+        path = f"{state}/audit/{inventory.cluster}.ndjson"
+        audit_text = f"the audit trail stays on each node: {path} (`vlaunch audit`)"
         session.note("audit", audit_text)
     caches = [node_facts.compile_cache for node_facts in facts.values()]
     cache_bytes = sum(cache.size or 0 for cache in caches if cache)

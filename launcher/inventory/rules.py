@@ -18,8 +18,9 @@ from launcher.inventory.mistakes import Mistake, YamlPath, did_you_mean
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _MIN_OBJECT_STORE = 75 * 2**20
-# Folders of app/audit.py, app/lock.py and tools/site.py in `state_dir`, next to the clusters'.
-_RESERVED_NAMES = ("audit", "cache", "locks")
+# Folders of app/audit.py, app/lock.py, tools/site.py and shell/state_folder.sh in `state_dir`, next
+# to the clusters'.
+_RESERVED_NAMES = ("audit", "cache", "locks", "nodes")
 _VISIBLE_IN_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
 # Prefixes of arguments for ranks and expert parallelism.
 _PER_SERVER_PREFIXES = ("data_parallel", "enable_expert_parallel")

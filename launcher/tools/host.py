@@ -101,6 +101,9 @@ class HostFacts:
     Failed parts are `None`, with their messages in `part_errors`; `timed_out_parts` were stopped
     after `DEADLINE` seconds. `lost_gpus` has the driver's messages about GPUs that it has lost.
 
+    `state_base` is the parent of the clusters' state directories: the node's own one where nodes
+    may share a home.
+
     `podman` is true if the `docker` command is Podman's; `security` has the security options of
     `docker info`, such as `rootless` and `selinux`; `selinux` has the labels of mounted folders,
     `None` unless SELinux is enforcing.
@@ -115,6 +118,7 @@ class HostFacts:
     """
 
     home: str = "/root"
+    state_base: str = ""
     user: str = ""
     hostname: str = ""
     addresses: tuple[Address, ...] | None = None

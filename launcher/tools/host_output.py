@@ -40,6 +40,7 @@ def _parse_facts(text: str) -> HostFacts:
     lost = gpu_survey.parse_lost_gpus(output("gpus"))
     return HostFacts(
         home=output("home"),
+        state_base=output("base"),
         user=output("user"),
         hostname=output("hostname"),
         addresses=parse("addr", _parse_addresses),

@@ -72,6 +72,8 @@ class Site:
 
     def _of_all_clusters(self, node: Node) -> str:
         facts = self.facts_of(node)
+        if facts is not None and facts.state_base:
+            return facts.state_base
         assumed = "/root" if node.ssh.user in (None, "root") else f"/home/{node.ssh.user}"
         home = facts.home if facts is not None else assumed
         return node.state_dir or f"{home}/.vlaunch"

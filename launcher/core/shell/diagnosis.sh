@@ -10,7 +10,7 @@
 # shellcheck disable=SC2329 # `part` calls `last` and `all`
 
 mark=$1 cluster=$2 state=$3 hf=$4 lines=$5 bytes=$6 since=$7 parts=$8 inside=$9; shift 9
-[ -n "$state" ] || state=$HOME/.vlaunch
+. ./state_folder.sh
 part() {
   name=$1 cut=$2; shift 2
   printf '\n%s %s\n' "$mark" "$name"

@@ -18,7 +18,7 @@ cluster=$1 state=$2 hf=$3 accelerator=$4 peers=$5 words=$6; shift 6
 images=; while [ "$words" -gt 0 ]; do images="$images $1"; words=$((words - 1)); shift; done
 . ./part.sh
 sh_c() { name=$1; text=$2; shift 2; part "$name" sh -c "$text" probe "$@"; }
-[ -n "$state" ] || state=$HOME/.vlaunch
+. ./state_folder.sh
 dir=$state/$cluster
 memory="$(cat ./place_in_memory.sh)"
 mem=$(timeout -k 2 15 sh -c "$memory") || mem=
@@ -26,6 +26,7 @@ mem=$(timeout -k 2 15 sh -c "$memory") || mem=
 if [ -e "$mem" ] || [ -L "$mem" ]; then { [ -O "$mem" ] && [ ! -L "$mem" ]; } || mem=; fi
 [ -z "$mem" ] || mem=$mem/$cluster
 part home printf %s "$HOME"
+part base printf %s "$state"
 part user id -un
 part hostname uname -n
 part addr ip -j addr

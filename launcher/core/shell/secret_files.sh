@@ -6,7 +6,9 @@
 # from a launcher that was killed while writing. If the servers' directory has the set-group-ID bit,
 # its group may read the secrets too (hand_over.sh); `-`: no group.
 
-dir=${2:-$HOME/.vlaunch}/$1
+state=$2
+. ./state_folder.sh
+dir=$state/$1
 in_memory() {
 . ./folders_in_memory.sh
 }
