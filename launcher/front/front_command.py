@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import click
@@ -15,8 +16,8 @@ from launcher.app import options
 from launcher.app.command import CommandContext, DefaultGroup, command
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, make_table, plain_text, show
-from launcher.core.domain import Inventory, Secret, fold
-from launcher.core.errors import LockError, NodeError, RequestError
+from launcher.core.domain import Inventory, fold
+from launcher.core.errors import LockError, NodeError, RequestError, combine_errors
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.sizes import format_duration
 from launcher.core.transport import Command
@@ -25,7 +26,6 @@ from launcher.front.front_plan import (
     container_name,
     find_drift,
     front_container,
-    front_state,
     node_command,
     uses_tls,
 )
@@ -33,7 +33,7 @@ from launcher.front.keys import NAME, Key, make_key
 from launcher.front.status import FrontStatus, parse_status
 from launcher.front.traffic import MAX_LINES, Traffic, parse_traffic
 from launcher.front.update import read_files, update_front
-from launcher.tools import docker
+from launcher.tools import certificates, docker
 from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
@@ -73,25 +73,24 @@ def front_status(call: CommandContext, since: float) -> int:
         site = Site(inventory, probe_nodes(inventory, session.transport, [inventory.image]))
         statuses = _query_statuses(session)
         traffic = _query_traffic(session, since)
-        certificate, problems = _try_certificate(inventory)
-        plan = update_front(
-            session, site, verb="front", start=True, dry_run=True, certificate=certificate
-        )
-        outdated = bool(plan.steps)
-    state = front_state(site, datetime.now(timezone.utc))
-    problems += [state.certificate] if state and state.certificate else []
-    whole = not outdated and not (state and state.expired)
-    whole = whole and all(status.digest for status in statuses.values())
+        certificate = None
+        with suppress(RequestError):  # its files may be on another machine
+            certificate = load_certificate(inventory)
+        update = partial(update_front, session, site, certificate=certificate)
+        outdated = bool(update(verb="front", start=True, dry_run=True).steps)
+    warning = certificates.front_warning(inventory, site.facts, datetime.now(timezone.utc))
+    good = not outdated and " expired " not in warning
+    whole = good and all(status.digest for status in statuses.values())
     if call.as_json:
         nodes = {node: _status_json(status) for node, status in statuses.items()}
         data = {"url": inventory.front_url, "whole": whole, "outdated": outdated, "nodes": nodes}
-        data["problems"] = problems
+        data["certificate"] = warning
         data["traffic"] = [asdict(item) for item in traffic]
         click.echo(dump_json(data))
     else:
         _print_status(inventory, statuses, outdated=outdated)
-        for problem in problems:
-            show(plain_text(f"  {problem}", "yellow"))
+        if warning:
+            show(plain_text(f"  {warning}", "yellow"))
         _print_traffic(traffic, since)
     return 0 if whole else 1
 
@@ -232,12 +231,13 @@ def revoke(call: CommandContext, name: str) -> None:
             raise
         except NodeError as error:
             failed.append(error)
-    if failed:
-        nodes = ", ".join(error.node for error in failed)
-        lines = [line for error in failed for line in (error.message, error.evidence) if line]
-        hint = "`vlaunch front reload` revokes it there, too, once they respond"
-        text = f"the key of {name} may still be valid there"
-        raise NodeError(nodes, text, evidence=lines, hint=hint)
+        if failed:
+            nodes = ", ".join(error.node for error in failed)
+            text = (
+                f"the key of {name} may still be valid on {nodes}; `front reload` revokes it there"
+            )
+            session.warn("keys", f"{text}, too")
+            raise combine_errors(failed, "did not revoke it")
 
 
 @contextmanager
@@ -258,14 +258,6 @@ def _change_keys(session: Session, title: str, *arguments: str) -> None:
         for node in session.reached_of(session.inventory.front_nodes)
     )
     session.apply(Plan(verb="front", stages=(Stage(id="keys", title="Change keys", steps=steps),)))
-
-
-def _try_certificate(inventory: Inventory) -> tuple[Secret | None, list[str]]:
-    """Return the user's certificate, or a problem with its files, which may be elsewhere."""
-    try:
-        return load_certificate(inventory), []
-    except RequestError as error:
-        return None, [f"{error.message}: {line}" for line in error.evidence.splitlines()]
 
 
 def _query_statuses(session: Session) -> dict[str, FrontStatus]:
@@ -358,7 +350,7 @@ def _print_status(
         if not status.digest and not status.error:
             show(plain_text(f"  {node}: the front does not run: `vlaunch up` starts it", "red"))
         if status.held:
-            show(plain_text(f"  {node}: {status.held} requests wait for a replica", "yellow"))
+            show(plain_text(f"  {node}: requests waiting for a replica: {status.held}", "yellow"))
     if outdated:
         text = "  the front differs from the inventory and the servers: run `vlaunch front reload`"
         show(plain_text(text, "yellow"))

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from launcher.front.configuration import FILES, SECRETS, FrontServer
 from launcher.front.keys import merge_maps
 from launcher.front.node_program import REVOKED
 from launcher.front.status import parse_status
-from launcher.tools import certificates, containers, docker
+from launcher.tools import containers, docker
 from launcher.tools.site import Site
 
 SERVER_KEY = "VLLM_API_KEY"
@@ -46,8 +45,7 @@ _QUERY = (
     ' sed -n "/BEGIN CERT/,/END CERT/p" "$2/tls.pem" 2>/dev/null;'
     ' sed "s/^/key /" "$1/keys.map" 2>/dev/null; [ ! -e "$1/keys.map" ] || echo keys'
 )
-# A set-group-ID folder is shared with the group of the image's user (`hand_over`), who runs the
-# router; HAProxy, as another user, only reaches sockets in it.
+# `hand_over` has shared a set-group-ID folder with the image's user, who runs the router.
 _WRITE = (
     'umask 077 && mkdir -p "$1" && if [ -g "$1" ]; then umask 007; chmod g+rwx,o+x "$1"; fi &&'
     ' new=$1/.$2.$$ && cat > "$new" && mv "$new" "$1/$2"'
@@ -95,25 +93,6 @@ class FrontInputs:
     files: Mapping[str, FrontFiles] = field(default_factory=dict)
     certificate: Secret | None = None
     server_key: Secret | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontState:
-    """The front's URL, the states of its containers by node, and their drift; `certificate` is a
-    warning before its certificate expires.
-    """
-
-    url: str
-    nodes: Mapping[str, str]
-    drift: tuple[str, ...] = ()
-    certificate: str = ""
-    expired: bool = False
-
-    @property
-    def whole(self) -> bool:
-        """True if all of them run and match the inventory, with a valid certificate."""
-        good = not self.drift and not self.expired
-        return good and all(state == "running" for state in self.nodes.values())
 
 
 def preflight_gates(site: Site) -> tuple[Gate, ...]:
@@ -202,14 +181,13 @@ def needs_certificate(inventory: Inventory, files: Mapping[str, FrontFiles]) -> 
 def certificate_source(inventory: Inventory, files: Mapping[str, FrontFiles]) -> Node | None:
     """Return the first node with a self-signed certificate for all names; the others get it too."""
     names = served_names(inventory)
-    nodes = (node for node in inventory.front_nodes if node.name in files)
+    nodes = [node for node in inventory.front_nodes if node.name in files]
     return next((node for node in nodes if covers(files[node.name].certificate, names)), None)
 
 
 def read_certificate(site: Site, node: Node) -> Command:
     """Read a node's certificate and its private key."""
-    argv = ("cat", f"{secrets_dir(site, node)}/{_TLS}")
-    return Command(node=node.name, argv=argv, timeout=30)
+    return Command(node=node.name, argv=("cat", f"{secrets_dir(site, node)}/{_TLS}"), timeout=30)
 
 
 def front_spec(site: Site, node: Node) -> docker.ContainerSpec:
@@ -249,26 +227,6 @@ def find_drift(site: Site, node: Node) -> tuple[str, ...]:
         return ()
     env = image.env if image else container.env
     return tuple(f"front: {text}" for text in docker.describe_differences(container, spec, env))
-
-
-def front_state(site: Site, now: datetime) -> FrontState | None:
-    """Return the state of the front's containers; None if there is no front."""
-    inventory = site.inventory
-    observed = {node.name: front_container(site, node) for node in site.observed_nodes}
-    if inventory.front is None and not any(observed.values()):
-        return None
-    nodes = {node.name: observed.get(node.name) for node in inventory.front_nodes}
-    expiry = certificates.front_expiry(inventory, site.facts)
-    return FrontState(
-        url=f"{inventory.front_url}/NAME/v1" if inventory.front else "",
-        nodes={
-            name: container.status if container else "absent" if name in observed else "unknown"
-            for name, container in nodes.items()
-        },
-        drift=tuple(_notes(site)),
-        certificate=certificates.front_warning(expiry, now),
-        expired=expiry is not None and expiry <= now,
-    )
 
 
 def front_container(site: Site, node: Node) -> docker.Container | None:
@@ -345,15 +303,16 @@ def plan_front(site: Site, inputs: FrontInputs, *, verb: str, start: bool = True
         Stage(id="front", title="Validate the front's configuration", steps=tuple(validate)),
         Stage(
             id="front",
-            title="Start the front",
+            title="Start the front" if start else "Reload the front",
             steps=tuple(begin),
             gates=(_serving_gate(site, configs),) if begin else (),
         ),
     ]
-    return Plan(verb=verb, stages=tuple(stages), notes=tuple(_notes(site) if start else ()))
+    return Plan(verb=verb, stages=tuple(stages), notes=tuple(describe_drift(site) if start else ()))
 
 
-def _notes(site: Site) -> list[str]:
+def describe_drift(site: Site) -> list[str]:
+    """Describe how the fronts of all nodes differ from the inventory."""
     nodes: dict[str, list[str]] = {}
     for node in site.nodes:
         for text in find_drift(site, node):
@@ -415,13 +374,12 @@ def _key_steps(site: Site, node: Node, text: str | None, merged: Sequence[str]) 
     """Return the steps that bring a node's map in line with that of all nodes."""
     missing = [line for line in merged if text is None or line not in text.splitlines()]
     if text is None or (missing and front_container(site, node) is None):
-        content = "".join(f"{line}\n" for line in merged)
-        return [_write(node, _File(files_dir(site, node), _KEYS, content))]
+        return [_write(node, _File(files_dir(site, node), _KEYS, "\n".join([*merged, ""])))]
     revoked = [line.removeprefix(REVOKED) for line in missing if line.startswith(REVOKED)]
     changes = [("add", *line.split(" ", 1)) for line in missing if not line.startswith(REVOKED)]
     changes += [("revoke", "", *revoked)] if revoked else []
     title = "giving it the keys of the other nodes"
-    return [Step(title=title, command=node_command(site, node, *words)) for words in changes]
+    return [Step(title=title, command=node_command(site, node, *change)) for change in changes]
 
 
 def _certificate_command(site: Site, inputs: FrontInputs) -> str:

@@ -30,13 +30,13 @@ def main(folder: str, haproxy_map: str, command: str, *arguments: str) -> None:
         if command == "add":
             digest, value = arguments
             lines[f"{digest} {value}"] = None
-            changes = [[f"{verb} map {haproxy_map} {digest} {value}" for verb in ("set", "add")]]
+            changes = [f"del map {haproxy_map} {digest}", f"add map {haproxy_map} {digest} {value}"]
         else:
             named = (line.split(" ")[0] for line in lines if f" {arguments[0]}:" in line)
             gone = dict.fromkeys((*named, *arguments[1:]))
             lines = {line: None for line in lines if line.split(" ")[0] not in gone}
             lines |= {REVOKED + digest: None for digest in gone}
-            changes = [[f"del map {haproxy_map} {digest}"] for digest in gone]
+            changes = [f"del map {haproxy_map} {digest}" for digest in gone]
         # The file first: a front that starts meanwhile reads the new keys.
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
@@ -45,23 +45,15 @@ def main(folder: str, haproxy_map: str, command: str, *arguments: str) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(f"{path}.new", path)
+        # Workers before a reload still answer on connections that stay open.
+        workers = (query(folder, "show proc", "master.sock") or "").partition("# old workers")[2]
+        pids = re.findall(r"^(\d+) ", workers.partition("# programs")[0], re.MULTILINE)
         for change in changes:
-            apply(folder, change)
-
-
-def apply(folder: str, attempts: "list[str]") -> None:
-    """Change HAProxy's copy of the map: the first attempt that it accepts."""
-    # Workers before a reload still answer on connections that stay open.
-    workers = (query(folder, "show proc", "master.sock") or "").partition("# old workers")[2]
-    pids = re.findall(r"^(\d+) ", workers.partition("# programs")[0], re.MULTILINE)
-    reply = ""
-    for prefix, name in [*((f"@!{pid} ", "master.sock") for pid in pids), ("", "haproxy.sock")]:
-        for attempt in attempts:
-            reply = (query(folder, prefix + attempt, name) or "").strip()
-            if not reply:
-                break
-    if reply and not reply.endswith("not found."):
-        sys.exit(f"HAProxy did not change its keys: {reply}")
+            for pid in pids:
+                query(folder, f"@!{pid} {change}", "master.sock")
+            reply = (query(folder, change) or "").strip()
+            if reply not in ("", "Key not found."):
+                sys.exit(f"HAProxy did not change its keys: {reply}")
 
 
 def query(folder: str, command: str, name: str = "haproxy.sock") -> "str | None":

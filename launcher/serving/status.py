@@ -14,7 +14,7 @@ from launcher.agent.observed import FirstAnswer, Load, Observed
 from launcher.app.registry import Job
 from launcher.core.domain import Node
 from launcher.core.transport import Command
-from launcher.front.front_plan import FrontState, front_state
+from launcher.front.state import FrontState, front_state
 from launcher.serving import endpoints
 from launcher.serving.endpoints import Endpoint
 from launcher.tools import (

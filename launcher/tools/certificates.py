@@ -73,22 +73,16 @@ def expiry_warning(texts: Iterable[str], now: datetime) -> str:
     return f"the agents' certificates {verb} on {expiry:%Y-%m-%d}; run `vlaunch up` to renew them"
 
 
-def front_expiry(inventory: Inventory, facts: Mapping[str, HostFacts]) -> datetime | None:
-    """Return the earliest expiry of the front's certificate on its nodes; None without one."""
-    if inventory.front is None or inventory.front.tls.kind == "off":
-        return None
-    hosts = (facts[node.name] for node in inventory.front_nodes if node.name in facts)
-    certificates = (found for host in hosts for found in _parse_pem(host.front_certificate))
-    return min((certificate.not_valid_after_utc for certificate in certificates), default=None)
-
-
-def front_warning(expiry: datetime | None, now: datetime) -> str:
-    """Return a warning if the front's certificate expires soon or has expired; else empty."""
+def front_warning(inventory: Inventory, facts: Mapping[str, HostFacts], now: datetime) -> str:
+    """Return a warning if the front's certificate expires soon or has `expired`; else empty."""
+    secure = inventory.front is not None and inventory.front.tls.kind != "off"
+    nodes = [node.name for node in inventory.front_nodes if secure and node.name in facts]
+    found = [cert for name in nodes for cert in _parse_pem(facts[name].front_certificate)]
+    expiry = min((certificate.not_valid_after_utc for certificate in found), default=None)
     if expiry is None or expiry - now > _WARN_BEFORE:
         return ""
-    verb = "expired" if expiry <= now else "expires"
-    date = f"{expiry:%Y-%m-%d}"
-    return f"the front's certificate {verb} on {date}; renew it, then run `vlaunch front reload`"
+    text = f"the front's certificate {'expired' if expiry <= now else 'expires'} on"
+    return f"{text} {expiry:%Y-%m-%d}; renew it, then run `vlaunch front reload`"
 
 
 def _stored_secrets(inventory: Inventory, facts: HostFacts) -> tuple[str, ...]:

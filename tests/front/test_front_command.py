@@ -206,7 +206,7 @@ def test_a_key_is_revoked_where_possible_and_never_comes_back(away: str, pair: C
     pair.world.fail.clear()
 
     assert ran.code == 1
-    assert "gpu02: the key of mallory may still be valid there" in ran.err
+    assert "the key of mallory may still be valid on gpu02; `front reload` revokes it" in ran.err
     assert [key_names(pair, node) for node in NODES] == [["alice"], ["alice", "mallory"]]
     listed = pair.run("front", "keys")
     assert (listed.code, "nodes have different keys: run `vlaunch front reload`" in listed.out) == (
@@ -575,9 +575,8 @@ def test_a_renewed_file_is_reported_until_it_is_used(cluster: Cluster, tmp_path:
     assert (ran.code, "run `vlaunch front reload`" in ran.out) == (1, True)
     assert cluster.run("front", "reload").code == 0
     assert cluster.run("front").code == 0
-    pair.unlink()
-    ran = cluster.run("front")
-    assert (ran.code, f"{pair}: No such file or directory" in ran.out) == (0, True)
+    pair.unlink()  # as on the machine of another operator
+    assert cluster.run("front").code == 0
 
 
 def test_a_certificate_with_a_comment_in_latin_1_is_used(cluster: Cluster, tmp_path: Path) -> None:

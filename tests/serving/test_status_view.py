@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from launcher.app.terminal import show
-from launcher.front.front_plan import FrontState
+from launcher.front.state import FrontState
 from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render_status

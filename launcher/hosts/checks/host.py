@@ -258,15 +258,13 @@ def _missing_model_bytes(host: Host) -> tuple[int, str]:
 
 
 def _judge_certificates(evidence: Evidence) -> list[Finding]:
-    expiry = certificates.front_expiry(evidence.inventory, evidence.facts)
-    if warning := certificates.front_warning(expiry, evidence.now):
-        judge = failed if expiry and expiry <= evidence.now else warned
-        text, _, fix = warning.partition("; ")
-        return [*_judge_agents_certificates(evidence), judge("", text, fix=fix)]
-    return _judge_agents_certificates(evidence)
+    warning = certificates.front_warning(evidence.inventory, evidence.facts, evidence.now)
+    text, _, fix = warning.partition("; ")
+    judge = failed if " expired " in text else warned
+    return [*_judge_agents(evidence), *([judge("", text, fix=fix)] if text else ())]
 
 
-def _judge_agents_certificates(evidence: Evidence) -> list[Finding]:
+def _judge_agents(evidence: Evidence) -> list[Finding]:
     texts = [host.facts.certificates for host in evidence.reached]
     expiry = certificates.earliest_expiry(texts)
     if expiry is None:
@@ -362,10 +360,7 @@ CHECKS = (
     Check(
         id="certificates",
         what="the certificates of agents and front are valid for a month",
-        why=(
-            "agents without a valid one cannot connect, and servers on several nodes stop; clients"
-            " reject a front without one"
-        ),
+        why="agents without a valid one cannot connect, and servers on several nodes stop",
         judge=_judge_certificates,
         group="host",
     ),
