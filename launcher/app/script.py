@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from launcher.core.domain import Inventory, Node
 from launcher.core.plan import Plan, Stage, split_waves
+from launcher.core.sizes import format_count
 from launcher.core.transport import Command
 from launcher.core.untrusted import single_line
 from launcher.tools import containers, node_files, ray
@@ -19,10 +20,11 @@ def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
     Secrets are named by their source, never by value; `on NODE argv…` is the command that the run
     sends.
     """
+    nodes = format_count(len(inventory.nodes), "node")
     lines = [
         "#!/usr/bin/env bash",
         (
-            f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
+            f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {nodes},"
             f" from {single_line(inventory.path.name)}"
         ),
         (

@@ -22,6 +22,7 @@ from launcher.core.domain import Answer, Inventory, Node, fold
 from launcher.core.errors import ConnectError, combine_errors
 from launcher.core.events import Event, Kind, State
 from launcher.core.plan import Plan
+from launcher.core.sizes import format_count
 from launcher.core.transport import Command, RecordingTransport, Transport
 from launcher.tools import symptoms
 from launcher.tools.site import Site
@@ -160,7 +161,7 @@ def open_session(
             Event(
                 kind="stage",
                 stage="connect",
-                text="Connect to 1 node" if len(names) == 1 else f"Connect to {len(names)} nodes",
+                text=f"Connect to {format_count(len(names), 'node')}",
                 state="running",
             )
         )

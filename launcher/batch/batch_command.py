@@ -36,6 +36,7 @@ from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
 from launcher.core.plan import Plan
+from launcher.core.sizes import format_count
 from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -173,7 +174,7 @@ def build_request(
     files = inputs.read_shipped(job, progress)
     if time.monotonic() - began >= 1:
         text, seconds = (
-            f"read the input: {len(files)} files, {format_size(read)}",
+            f"read the input: {format_count(len(files), 'file')}, {format_size(read)}",
             time.monotonic() - began,
         )
         printer.show(Event(kind="step", stage="input", text=text, state="ok", seconds=seconds))

@@ -30,6 +30,7 @@ from launcher.tools.site import Site
 
 
 @command(
+    path=True,
     flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.YES, options.JSON],
 )
 @click.option("--purge", is_flag=True, help="Remove the compile cache too.")

@@ -11,6 +11,7 @@ from launcher.core.check import Finding, failed, passed, waiting, warned
 from launcher.core.domain import Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, precomputed_gate
+from launcher.core.sizes import format_count
 from launcher.core.transport import Answers, Command
 from launcher.hosts.checks import container
 from launcher.tools import agent_queries, docker, servers, serving_judges
@@ -162,7 +163,10 @@ def cluster_gate(site: Site, restarts: Mapping[str, int], *, deadline: float, ho
     node_table = site.in_container(site.head, agent_queries.nodes(inventory.ports, peers))
     return Gate(
         id="ray-nodes",
-        what=f"Ray has exactly {len(inventory.nodes)} nodes with {inventory.gpus} GPUs",
+        what=(
+            f"Ray has exactly {format_count(len(inventory.nodes), 'node')} with"
+            f" {format_count(inventory.gpus, 'GPU')}"
+        ),
         queries=(*(_inspect_container(site, member) for member in site.nodes), node_table),
         judge=ray_checks.judge_cluster(inventory, restarts),
         deadline=deadline,

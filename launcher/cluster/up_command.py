@@ -16,6 +16,7 @@ from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Secret
 from launcher.core.plan import Plan
+from launcher.core.sizes import format_count
 from launcher.distribute import image_copy
 from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
@@ -123,7 +124,8 @@ def bring_up(
     front = update(site)
     changed = missing_images + len(up_plan.steps) + len(front.steps)
     text = (
-        f"cluster {inventory.cluster} is up: {len(inventory.nodes)} nodes, {inventory.gpus} GPUs"
+        f"cluster {inventory.cluster} is up: {format_count(len(inventory.nodes), 'node')},"
+        f" {format_count(inventory.gpus, 'GPU')}"
         if changed
         else f"cluster {inventory.cluster} is already up; nothing was changed"
     )

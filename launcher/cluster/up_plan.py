@@ -58,7 +58,7 @@ def plan_image(site: Site) -> Plan:
         else []
     )
     if pulls:
-        stages.append(Stage(id="image", title="Pull the image on every node", steps=pulls))
+        stages.append(Stage(id="image", title="Pull missing images", steps=pulls))
     notes = (*privilege_notes(site.inventory), *_copy_notes(site))
     return Plan(verb="up", stages=tuple(stages), notes=notes)
 

@@ -41,6 +41,11 @@ def format_size(size: int) -> str:
     return f"{size / MIB:.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"
 
 
+def format_count(count: float, noun: str) -> str:
+    """Return a number with its noun, such as `1 node` or `2,000 nodes`."""
+    return f"{count:,g} {noun}" if count == 1 else f"{count:,g} {noun}s"
+
+
 def format_rate(value: float) -> str:
     """Format a number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

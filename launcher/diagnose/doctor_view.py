@@ -12,6 +12,7 @@ from launcher.app import terminal
 from launcher.app.terminal import Line, dump_json, evidence_line, text_line
 from launcher.app.terminal import plain_text as _text
 from launcher.core.domain import fold
+from launcher.core.sizes import format_count
 from launcher.diagnose.doctor import (
     KINDS,
     RANK_HANGS,
@@ -105,8 +106,7 @@ def _format_origin(line: EvidenceLine) -> str:
 
 def _format_scope(diagnosis: Diagnosis) -> str:
     nodes = fold(diagnosis.nodes) if diagnosis.nodes else "no node"
-    logs = "1 log" if diagnosis.logs == 1 else f"{diagnosis.logs} logs"
-    lines = "1 line" if diagnosis.lines == 1 else f"{diagnosis.lines:,} lines"
+    lines, logs = format_count(diagnosis.lines, "line"), format_count(diagnosis.logs, "log")
     return f"read {lines} of {logs} on {nodes}"
 
 

@@ -17,7 +17,7 @@ from launcher.app.session import Session
 from launcher.core import decode, sizes
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import RequestError
-from launcher.core.sizes import format_size
+from launcher.core.sizes import format_count, format_size
 from launcher.distribute import chain
 from launcher.distribute import copy_session as copies
 from launcher.distribute.chain import THIS_MACHINE, NodeModels
@@ -144,7 +144,9 @@ def print_plan(plan: CopyPlan) -> None:
     """Print a plan, for a dry run."""
     size = format_size(plan.manifest.total_bytes)
     files = len(plan.manifest.files)
-    click.echo(f"{copies.display_name(plan)}: {size} in {files} files, from {plan.source}")
+    click.echo(
+        f"{copies.display_name(plan)}: {size} in {format_count(files, 'file')}, from {plan.source}"
+    )
     before = plan.source
     for name in plan.targets:
         click.echo(f"  {name} would get {format_size(plan.missing_bytes[name])}, from {before}")

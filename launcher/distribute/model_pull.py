@@ -16,7 +16,7 @@ from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core.domain import Answer, Inventory, Node, Secret, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError
-from launcher.core.sizes import format_size
+from launcher.core.sizes import format_count, format_size
 from launcher.distribute import chain, model_copy
 from launcher.distribute.chain import ProgramEvent, Resolved
 from launcher.distribute.copy_session import CopyOptions
@@ -201,7 +201,7 @@ class _ModelPull:
         size = format_size(sum({digest: size for _, size, digest in rows}.values()))
         click.echo(
             f"{self._name} ({resolved.revision[:12]}): {self._fetcher.name} would download {size}"
-            f" in {len(rows)} files from Hugging Face"
+            f" in {format_count(len(rows), 'file')} from Hugging Face"
         )
         if others := [node.name for node in nodes if node is not self._fetcher]:
             click.echo(f"  then {fold(others)} would get it from there")

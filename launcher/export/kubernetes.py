@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from launcher.agent.task import CHAT
+from launcher.core.sizes import format_count
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, yaml_text
 from launcher.export.group import Object, PodGroup
@@ -143,7 +144,7 @@ def _header(group: PodGroup) -> list[str]:
 
 def format_node_count(group: PodGroup) -> str:
     """Format the number of nodes."""
-    return "1 node" if group.size == 1 else f"{group.size} nodes"
+    return format_count(group.size, "node")
 
 
 def format_list(title: str, lines: Sequence[str]) -> list[str]:

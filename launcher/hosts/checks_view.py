@@ -14,6 +14,7 @@ from launcher.app.findings_view import LABELS
 from launcher.app.terminal import Line, dump_json, make_table, plain_text, text_line
 from launcher.core import untrusted
 from launcher.core.check import Finding, Status, fold_findings
+from launcher.core.sizes import format_count
 from launcher.hosts.check import Check
 from launcher.hosts.checks.catalogue import CheckOutcome
 
@@ -107,8 +108,7 @@ def _summary_line(results: Sequence[CheckOutcome]) -> str:
     parts = [
         f"{counts[status]} {label}" for status, label in _STATUS_LABELS.items() if counts[status]
     ]
-    total = "1 check" if len(results) == 1 else f"{len(results)} checks"
-    return f"{total}: {', '.join(parts)}"
+    return f"{format_count(len(results), 'check')}: {', '.join(parts)}"
 
 
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.core.domain import Inventory
 from launcher.core.errors import InventoryError
+from launcher.core.sizes import format_count
 from launcher.inventory import document, merge, mount_rules, node_rules, rules
 from launcher.inventory.document import Document
 from launcher.inventory.draft import InventoryDraft, make_draft
@@ -58,7 +59,7 @@ def _read_text(path: Path) -> str:
 
 def _inventory_error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
     lines = parsed.sorted_messages(mistakes)
-    number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    number = format_count(len(lines), "mistake")
     hint = "`vlaunch schema` describes every key; no node was changed"
     return InventoryError(
         f"{number} in `{path}`", [f"{path}:{line}: {message}" for line, message in lines], hint=hint

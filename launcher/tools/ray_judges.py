@@ -13,6 +13,7 @@ from launcher.core.check import Finding, failed, passed, skipped, waiting, worst
 from launcher.core.decode import Integer
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
+from launcher.core.sizes import format_count
 from launcher.tools import docker, docker_output, ray, symptoms
 
 Answers = Mapping[str, Sequence[Answer]]
@@ -109,11 +110,12 @@ def _judge_status(inventory: Inventory, text: str) -> Finding:
     total = status.gpus_total or 0.0
     if status.active == nodes and total == inventory.gpus:
         return passed(
-            head, f"`ray status`: {status.active} nodes, {status.gpus_used or 0.0}/{total} GPU"
+            head,
+            f"`ray status`: {format_count(nodes, 'node')}, {status.gpus_used or 0.0}/{total} GPU",
         )
     message = (
-        f"`ray status` shows {status.active} nodes and {total:g} GPUs, not {nodes} and"
-        f" {inventory.gpus}"
+        f"`ray status` shows {format_count(status.active, 'node')} and"
+        f" {format_count(total, 'GPU')}, not {nodes} and {inventory.gpus}"
     )
     return waiting(head, message, evidence=text)
 
@@ -136,7 +138,7 @@ def _judge_member(
     if alive.gpus != node.gpus:
         return failed(
             node,
-            f"has {alive.gpus:g} GPUs in Ray, but {node.gpus} in the inventory",
+            f"has {format_count(alive.gpus, 'GPU')} in Ray, but {node.gpus} in the inventory",
             fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
         )
     manager = f"{node.ip}:{ports.node_manager}"
@@ -145,7 +147,7 @@ def _judge_member(
             f"allow TCP from {head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)"
         )
         return waiting(node, f"joined, but the head cannot connect to {manager}", fix=fix)
-    return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
+    return passed(node, f"in Ray under its address with {format_count(alive.gpus, 'GPU')}")
 
 
 def judge_container(
@@ -173,7 +175,8 @@ def judge_container(
         return waiting(node, "its container is restarting")
     return failed(
         node,
-        f"its container exited with code {container.exit_code} ({container.restarts} restarts)",
+        f"its container exited with code {container.exit_code}"
+        f" ({format_count(container.restarts, 'restart')})",
         evidence=container.error,
         fix=f"read its log: `vlaunch logs {node.name}`",
     )

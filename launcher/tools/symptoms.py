@@ -124,7 +124,7 @@ _IMAGE = (
         ),
         cause="the registry denied access to this image, or does not have it",
         fix=(
-            "check name and tag of `image:` in the inventory, run `docker login` on the node, or"
+            "check its name and tag in the inventory, run `docker login` on the node, or"
             " copy the image from another node: `vlaunch image copy IMAGE`"
         ),
         source="Docker's error message",
@@ -148,7 +148,7 @@ _IMAGE = (
         id="image-name",
         pattern=upstream.any_of("docker.name-lower-case", "docker.name-invalid"),
         cause="the image name is invalid",
-        fix="correct `image:` in the inventory",
+        fix="correct it in the inventory",
         source="Docker's error message",
     ),
 )

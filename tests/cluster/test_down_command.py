@@ -37,6 +37,11 @@ def test_everything_is_removed_except_images(up: Cluster) -> None:
     assert up.world.machines["gpu01"].images
 
 
+def test_the_inventory_is_named_as_for_up(up: Cluster) -> None:
+    """As an argument."""
+    assert up.run("down", "inventory.yaml", "--yes").code == 0
+
+
 def test_a_second_down_has_nothing_to_remove(up: Cluster) -> None:
     """It is no failure."""
     up.run("down")

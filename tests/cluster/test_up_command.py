@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,19 @@ def test_output_of_a_first_up(cluster: Cluster) -> None:
         < ran.err.index("Verify the Ray cluster")
     )
     assert SECRET not in ran.err
+
+
+def test_one_node_with_one_gpu_is_counted_as_such(cluster: Cluster) -> None:
+    """In the progress and the result."""
+    first = INVENTORY.replace("gpus: 8", "gpus: 1").rpartition("  - {host: gpu02")[0]
+    cluster.write(first)
+    for machine in cluster.world.machines.values():
+        machine.gpus = 1
+    ran = cluster.run("up")
+
+    assert ran.code == 0, ran.err
+    assert "cluster c is up: 1 node, 1 GPU" in ran.err
+    assert not re.search(r"\b1 (nodes|GPUs)", ran.err)
 
 
 def test_a_second_up_changes_nothing(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ import pytest
 from launcher.core.check import Finding
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import UnreadableAnswer
+from launcher.core.sizes import format_count
 from launcher.tools import ray_judges
 from tests.hosts.checks import conftest
 
@@ -147,7 +148,7 @@ def test_another_number_of_gpus_fails_at_once(brought: int, load: Load) -> None:
 
     assert (findings.status, findings.text) == (
         "fail",
-        f"has {brought} GPUs in Ray, but 2 in the inventory",
+        f"has {format_count(brought, 'GPU')} in Ray, but 2 in the inventory",
     )
     assert "correct `gpus:` of gpu02" in findings.fix
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from launcher.core import untrusted
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Answer, Node, fold
+from launcher.core.sizes import format_count
 from launcher.hosts.check import (
     Check,
     Evidence,
@@ -131,7 +132,7 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
     if gpu_count == node.gpus and cuda is not None:
         code = int(cuda[1])
         if code == 0:
-            return passed(node, f"{gpu_count} GPUs in a container")
+            return passed(node, f"{format_count(gpu_count, 'GPU')} in a container")
         unknown_error = (
             f"CUDA does not start (cuInit: {code})",
             "look at `sudo dmesg | grep NVRM` on {node}",
@@ -141,12 +142,12 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
     if gpu_count == node.gpus and "libcuda.so" in answer.err:
         return warned(
             node,
-            f"{gpu_count} GPUs in a container, but no CUDA driver library to test them with",
+            f"{format_count(gpu_count, 'GPU')} in a container, but no CUDA driver library to test",
             evidence=answer.tail,
             fix="include `compute` in `NVIDIA_DRIVER_CAPABILITIES`, or leave it unset",
         )
     fix = f"correct `gpus:` of {node.name}, or find the missing GPU with `nvidia-smi -L`"
-    text = f"a container sees {gpu_count} GPUs, {node.gpus} declared"
+    text = f"a container sees {format_count(gpu_count, 'GPU')}, {node.gpus} declared"
     if gpu_count == node.gpus:
         text, fix = "the GPUs could not be tested", f"run `nvidia-smi` on {node.name}"
     if symptom := symptoms.first_match(answer.err + "\n" + answer.out):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
+from launcher.core.sizes import format_count
 from launcher.hosts.check import (
     NOT_SURVEYED,
     Check,
@@ -74,7 +75,7 @@ def _judge_accelerator(host: Host) -> Finding | None:
         fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "other GPUs under `gpus:`"
         return failed(
             node,
-            f"{len(facts.gpus)} GPUs visible, {declared}",
+            f"{format_count(len(facts.gpus), 'GPU')} visible, {declared}",
             evidence=", ".join(gpu.name for gpu in facts.gpus),
             fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
         )

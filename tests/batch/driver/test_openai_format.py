@@ -124,6 +124,7 @@ class Command:
         parser.add_argument("--model", default="default")
         parser.add_argument("--served-model-name", nargs="+")
         parser.add_argument("--allowed-media-domains", nargs="+")
+        parser.add_argument("--lora-modules", nargs="+")
         for name in ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size"):
             parser.add_argument(f"--{name}", type=int)
         parser.add_argument("--distributed-executor-backend")
@@ -307,7 +308,7 @@ def test_wrong_lines_are_error_entries(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     assert found[5][1].endswith("/score, /rerank, not '/v1/images'")
     assert found[8:] == [
-        ("model", "The model `gpt-4` does not exist. The job's model is tiny."),
+        ("model", "The model `gpt-4` does not exist. The job has tiny."),
         ("temperature", "temperature must be non-negative"),
         (None, "EngineCore encountered an issue"),
         (None, "the job's model (tiny) does not support /rerank"),
@@ -434,3 +435,15 @@ def test_reasons_of_other_stages_are_plain_text() -> None:
 
     assert entry["error"]["message"] == "x" * request.MAX_MESSAGE
     assert (entry["error"]["line"], entry["id"]) == (5, f"batch_req_{'d' * 16}_4")
+
+
+def test_the_jobs_adapters_are_listed_too() -> None:
+    """Since a request may name one of them."""
+    args = Namespace(
+        model="tiny", served_model_name=None, lora_modules=[SimpleNamespace(name="sql")]
+    )
+    stand_in: Any = SimpleNamespace(args=args)
+    answer = json.dumps(error(404, "The model `x` does not exist.", "NotFoundError", "model"))
+    failed = server.ApiServer.request_error(stand_in, "/v1/completions", 404, answer.encode())
+
+    assert '"The model `x` does not exist. The job has tiny, sql."' in str(failed)

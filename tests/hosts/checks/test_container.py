@@ -253,7 +253,7 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
                 err="OSError: libcuda.so.1: cannot open shared object file",
             ),
             "warn",
-            "2 GPUs in a container, but no CUDA driver library to test them with",
+            "2 GPUs in a container, but no CUDA driver library to test",
         ),
         (
             Answer(node="gpu01", code=124, out="GPU 0: A\nGPU 1: B\n"),
@@ -263,7 +263,7 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
         (
             Answer(node="gpu01", code=0, out="GPU 0: A\n"),
             "fail",
-            "a container sees 1 GPUs, 2 declared",
+            "a container sees 1 GPU, 2 declared",
         ),
         (
             Answer(

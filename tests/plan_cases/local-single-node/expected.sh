@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vlaunch up: cluster workstation, 1 nodes, from inventory.yaml
+# vlaunch up: cluster workstation, 1 node, from inventory.yaml
 # Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
@@ -79,7 +79,7 @@ on workstation docker run --detach --name vlaunch-workstation-workstation --netw
 # gate head: the Ray head listens
 
 # == Verify the Ray cluster
-# gate ray-nodes: Ray has exactly 1 nodes with 2 GPUs
+# gate ray-nodes: Ray has exactly 1 node with 2 GPUs
 
 # == Verify the agents
 # gate agents: all agents are connected to the head

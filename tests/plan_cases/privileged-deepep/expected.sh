@@ -47,7 +47,7 @@ node gpu02 10.0.0.12
 rm "$certificates"/.ca.key
 # note: PRIVILEGED: `privileged: true` makes root in a container root on the node; `devices:` and `cap_add:` grant single permissions
 
-# == Pull the image on every node
+# == Pull missing images
 on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0 &
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0 &
 all

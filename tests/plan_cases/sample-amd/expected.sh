@@ -46,7 +46,7 @@ node mi01 10.0.4.1
 node mi02 10.0.4.2
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on mi01 docker pull --quiet vllm/vllm-openai-rocm:v0.33.0 &
 on mi02 docker pull --quiet vllm/vllm-openai-rocm:v0.33.0 &
 all

@@ -46,7 +46,7 @@ node cpu1 10.0.1.1
 node cpu2 10.0.1.2
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on cpu1 docker pull --quiet vllm/vllm-openai-cpu:v0.32.0 &
 on cpu2 docker pull --quiet vllm/vllm-openai-cpu:v0.32.0 &
 all

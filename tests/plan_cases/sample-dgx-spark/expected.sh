@@ -46,7 +46,7 @@ node spark-1 192.168.100.10
 node spark-2 192.168.100.11
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on spark-1 docker pull --quiet vllm/vllm-openai:v0.33.0 &
 on spark-2 docker pull --quiet vllm/vllm-openai:v0.33.0 &
 all

@@ -46,7 +46,7 @@ node tray01 10.0.6.1
 node tray02 10.0.6.2
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on tray01 docker pull --quiet vllm/vllm-openai:v0.33.0 &
 on tray02 docker pull --quiet vllm/vllm-openai:v0.33.0 &
 all

@@ -50,7 +50,7 @@ node node3 10.10.0.3
 node node4 10.10.0.4
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on node1 sudo -n docker pull --quiet vllm/vllm-openai:v0.33.0 &
 on node2 sudo -n docker pull --quiet vllm/vllm-openai:v0.33.0 &
 on node3 sudo -n docker pull --quiet vllm/vllm-openai:v0.33.0 &

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vlaunch up: cluster secrets, 1 nodes, from inventory.yaml
+# vlaunch up: cluster secrets, 1 node, from inventory.yaml
 # Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
@@ -82,7 +82,7 @@ on gpu01 docker run --detach --name vlaunch-secrets-gpu01 --network host --ipc p
 # gate head: the Ray head listens
 
 # == Verify the Ray cluster
-# gate ray-nodes: Ray has exactly 1 nodes with 8 GPUs
+# gate ray-nodes: Ray has exactly 1 node with 8 GPUs
 
 # == Verify the agents
 # gate agents: all agents are connected to the head

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vlaunch up: cluster odd, 1 nodes, from inventory.yaml
+# vlaunch up: cluster odd, 1 node, from inventory.yaml
 # Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
@@ -44,7 +44,7 @@ node() {
 node gpu01 10.0.0.11
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0
 
 # == Add Ray 2.60.0 to the image
@@ -65,7 +65,7 @@ on gpu01 docker run --detach --name vlaunch-odd-gpu01 --network host --ipc host 
 # gate head: the Ray head listens
 
 # == Verify the Ray cluster
-# gate ray-nodes: Ray has exactly 1 nodes with 8 GPUs
+# gate ray-nodes: Ray has exactly 1 node with 8 GPUs
 
 # == Verify the agents
 # gate agents: all agents are connected to the head

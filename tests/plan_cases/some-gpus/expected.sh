@@ -46,7 +46,7 @@ node gpu01 10.0.0.11
 node gpu02 10.0.0.12
 rm "$certificates"/.ca.key
 
-# == Pull the image on every node
+# == Pull missing images
 on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0 &
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0 &
 all

@@ -59,7 +59,7 @@ rm "$certificates"/.ca.key
 # gate state-dir: the state directory is writable
 # gate gpu-memory: GPU memory is free
 
-# == Pull the image on every node
+# == Pull missing images
 on gpu02 docker pull --quiet vllm/vllm-openai:v0.32.0
 # note: gpu[01-02]: not created yet
 

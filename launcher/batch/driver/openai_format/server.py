@@ -121,11 +121,12 @@ class ApiServer:
         fields = error if isinstance(error, dict) else {"message": str(error)}
         message, param = str(fields.get("message") or ""), fields.get("param")
         if status == HTTPStatus.NOT_FOUND:
-            served = ", ".join(self.args.served_model_name or [self.args.model])
-            reason = f"the job's model ({served}) does not support {path}"
-            message = (
-                reason if message == "Not Found" else f"{message} The job's model is {served}."
-            )
+            names = [*(self.args.served_model_name or [self.args.model])]
+            if message == "Not Found":
+                message = f"the job's model ({', '.join(names)}) does not support {path}"
+            else:
+                names += [module.name for module in self.args.lora_modules or ()]
+                message = f"{message} The job has {', '.join(names)}."
         type_ = str(fields.get("type") or HTTPStatus(status).phrase)
         return RequestError(message, param if isinstance(param, str) else None, type_, status)
 
