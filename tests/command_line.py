@@ -44,7 +44,7 @@ ANNA = (
     ' "vlaunch up"}'
 )
 # A Docker that answers once the file `go` exists.
-_SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; done\nexit 1\n'
+_SLOW = '#!/bin/sh\ntouch "{0}/asked"\nwhile [ ! -e "{0}/go" ]; do sleep 0.02; done\n'
 
 
 @dataclass(frozen=True)
@@ -258,13 +258,14 @@ def up(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cluster of this machine, with a Docker that answers once `go` exists."""
-    docker = tmp_path / "docker"
-    docker.write_text(_SLOW.format(tmp_path))
-    docker.chmod(0o755)
+    """A cluster of this machine without Docker, whose `down` holds the lock until `go` exists."""
+    hook = tmp_path / "hooks" / "pre-down"
+    hook.parent.mkdir()
+    hook.write_text(_SLOW.format(tmp_path))
+    hook.chmod(0o755)
     (tmp_path / "inventory.yaml").write_text(
         "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nstate_dir:"
-        f" {tmp_path}/state\ndocker: [{docker}]\nhf_home: {tmp_path}/hf\nnodes: [{{host: localhost,"
+        f" {tmp_path}/state\ndocker: [/bin/false]\nhf_home: {tmp_path}/hf\nnodes: [{{host: localhost,"
         " name: me, ip: 192.0.2.1, gpus: 1}]\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -96,7 +96,7 @@ def test_a_broken_lock_stops_its_owner(
 ) -> None:
     """The owner is shown, and stops before its next step; the head's audit trail has a line."""
     monkeypatch.setenv("LOGNAME", "eve")
-    first = launch("stop")
+    first = launch("down", "--yes")
     assert processes.awaited((local_cluster / "asked").exists)
 
     assert run_command(["lock", "break"]) == 2  # there is no terminal to ask in

@@ -22,7 +22,7 @@ Stage = tuple[Running, StandIn, StandIn, Front]
 @pytest.fixture
 def stage(haproxy: None) -> Iterator[Stage]:
     """A front with two replicas of one server, and the agent's part."""
-    with running(hold=5.0) as (front, first, second):
+    with running(hold=60.0) as (front, first, second):
         front.add_key("any")
         addresses = (f"127.0.0.1:{item.port}" for item in (first, second))
         names = ("chat", "chat.2:gpu02")
@@ -135,7 +135,7 @@ def test_states_survive(stage: Stage, how: str) -> None:
         until(part, {})
         front.start()
     else:
-        front.settings = replace(front.settings, hold=6.0)
+        front.settings = replace(front.settings, hold=61.0)
         front.reload()
     assert answered_by(front) == {second.port}
     until(connect(front), {"chat": (DRAIN, 0), "chat.2": (READY, 0)})
@@ -179,7 +179,7 @@ def test_requests_from_before_a_reload_are_counted(stage: Stage) -> None:
     with ThreadPoolExecutor() as pool:
         slow = begin(pool, front, part, 2, delay=60)
         until(part, {"chat": (READY, 1), "chat.2": (READY, 1)})
-        front.settings = replace(front.settings, hold=6.0)
+        front.settings = replace(front.settings, hold=61.0)
         front.reload()
         until(part, {"chat": (DRAIN, 1), "chat.2": (READY, 1)}, {"chat": DRAIN})
         first.kill()

@@ -154,7 +154,7 @@ def test_a_node_that_does_not_connect_in_time_is_absent(start_head: Callable[...
 
 def test_a_slow_node_is_released_at_the_time_limit(start_head: Callable[..., Head]) -> None:
     """It may still be in time to meet the others."""
-    head = start_head("b", torch=0.5)
+    head = start_head("b", torch=5.0)
     head.has_torch.set()
     connection = head.connect()
     with connection, connection.makefile("rw") as slow:
