@@ -265,8 +265,8 @@ def local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     hook.chmod(0o755)
     (tmp_path / "inventory.yaml").write_text(
         "cluster: c\nimage: x:1\naccelerator: cpu\nconnection: local\nstate_dir:"
-        f" {tmp_path}/state\ndocker: [/bin/false]\nhf_home: {tmp_path}/hf\nnodes: [{{host: localhost,"
-        " name: me, ip: 192.0.2.1, gpus: 1}]\n"
+        f" {tmp_path}/state\ndocker: [/bin/false]\nhf_home: {tmp_path}/hf\n"
+        "nodes: [{host: localhost, name: me, ip: 192.0.2.1, gpus: 1}]\n"
     )
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):

@@ -201,12 +201,13 @@ def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.Monkey
 
 
 def test_the_agent_detects_a_lost_gpu(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the message of the real program."""
+    """By the message of the real program; a server on the others starts."""
     smi.configure("lost:0")
     smi.on_path(monkeypatch)
 
     with pytest.raises(agent.GpuLost, match="Unable to determine the device handle for GPU0"):
-        agent.query_gpus()
+        agent.free_gpus(0.92, None, 8)
+    assert agent.free_gpus(0.92, [1, 2], 2) == (2, "")
 
 
 def test_a_display_is_reported(smi: Smi) -> None:
