@@ -3,8 +3,6 @@
 One runner for every plan, without knowledge of its steps and gates.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

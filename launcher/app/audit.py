@@ -1,7 +1,5 @@
 """Audit trail of a node: lines without secrets, appended before each change, and their parser."""
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`vlaunch audit`: the history of changes, read from all nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import click

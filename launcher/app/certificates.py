@@ -1,7 +1,5 @@
 """TLS certificates: one shared by all nodes for a copy or network check, and one per agent."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Declaration of commands on a cluster: shared flags, and the object with their values."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

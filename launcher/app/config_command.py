@@ -1,7 +1,5 @@
 """`vlaunch config`: the inventory as vlaunch reads it, with its defaults and each node's values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ queried, and stops the command if it fails. `post-VERB` and `on-failure` run aft
 released, so that they may call `vlaunch` themselves; their failure is only reported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ A launcher that exits or disconnects thus releases its lock; the file only names
 outlives its owner only while sshd has not noticed a dead connection: see `break_argv`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, replace

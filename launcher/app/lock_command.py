@@ -1,7 +1,5 @@
 """`vlaunch lock`: the lock's owner, and the removal of a stale lock."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Flags that several commands share, and the exit codes of `--strict`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints

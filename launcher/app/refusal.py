@@ -4,8 +4,6 @@ Such a request leaves no log on any node, so it is saved on the operator's machi
 cluster, until the same command succeeds.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """A plan as an equivalent shell script: the output of `--dry-run`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Values never reach a message, an argv or a log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

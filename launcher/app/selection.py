@@ -2,8 +2,6 @@
 and the inventory's model.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 

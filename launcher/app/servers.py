@@ -1,7 +1,5 @@
 """First queries of `serve`, `batch`, `chat` and `stop`: nodes, and the head's servers and jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`vlaunch batch`: run a job over every row of its input, watch it and gather the answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Flags of `vlaunch batch`: a whole job without a job file, or its tuning beside one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

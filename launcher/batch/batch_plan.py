@@ -1,7 +1,5 @@
 """Plan of a batch: from a checked job and a snapshot to the steps that submit a Ray job."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Batch jobs of a cluster: their folders on the head, merged with Ray's list of running jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Draft of a job: a parsed file with resolved paths, the code it ships, and its invalid keys."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

@@ -3,8 +3,6 @@
 Flags become the keys of a file, so that the same rules apply; mistakes name the flag.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Local files that a job needs in the cluster: discovery, formats, sizes and SHA-256."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -4,8 +4,6 @@ A job file may come from another person. Its local paths must lead, links includ
 folder or an allowed one; paths in flags are the user's own and may lead anywhere.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

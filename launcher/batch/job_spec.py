@@ -3,8 +3,6 @@
 Settings outside the identity may change between runs: they affect speed, not answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Replaces or removes only files with the names of batch parts, in a folder with this job's mark.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Preconditions of a job on a cluster, before any query: mounted paths and enough GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 

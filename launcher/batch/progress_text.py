@@ -1,7 +1,5 @@
 """Progress of a batch job as text, the same in every command."""
 
-from __future__ import annotations
-
 from launcher.batch.driver.progress import FINAL_STATES, Progress
 from launcher.core import sizes
 

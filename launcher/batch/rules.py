@@ -1,7 +1,5 @@
 """Rules between a job's keys and for its templates: functions that yield mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import PurePath
 

@@ -3,8 +3,6 @@
 Rules between keys are in `rules`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

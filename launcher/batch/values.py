@@ -1,7 +1,5 @@
 """Types of single values in a job file: validation and short forms."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

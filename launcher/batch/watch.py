@@ -3,8 +3,6 @@
 Watching never affects the job.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Generator

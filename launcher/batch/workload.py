@@ -1,7 +1,5 @@
 """Batch jobs for `status`, `stop` and `down`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

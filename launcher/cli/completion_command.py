@@ -1,7 +1,5 @@
 """`vlaunch completion`: shell code that completes commands and flags."""
 
-from __future__ import annotations
-
 import click
 from click.shell_completion import get_completion_class
 

@@ -2,8 +2,6 @@
 of `--dry-run`.
 """
 
-from __future__ import annotations
-
 import sys
 
 import click

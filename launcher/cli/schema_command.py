@@ -1,7 +1,5 @@
 """`vlaunch schema`: JSON Schemas of inventories and batch jobs, for editors."""
 
-from __future__ import annotations
-
 import json
 
 import click

@@ -1,7 +1,5 @@
 """`vlaunch down`: remove the cluster from every node, and verify that it is gone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import click

@@ -1,7 +1,5 @@
 """Plan of `down`: the removal of everything on the nodes, and the gate that verifies it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from launcher.core import shell

@@ -3,8 +3,6 @@
 `launcher/hosts/checks` and `launcher/tools` judge the answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from launcher.core.check import Finding, failed, passed, waiting, warned

@@ -1,7 +1,5 @@
 """Secret files on a node: their paths, ages and permissions."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Values are never shown.
 """
 
-from __future__ import annotations
-
 import secrets as random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`vlaunch up`: start the cluster, or apply changes of the inventory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Inputs of `up` and `serve` besides the nodes: Ray's image, the cluster's secrets, and py-spy."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets as random
 import time

@@ -1,7 +1,5 @@
 """Plan of `up`, from the inventory and the observed facts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial

@@ -5,8 +5,6 @@ which may change; pip downloads exactly these files. The user's pip configuratio
 indexes, find-links, constraints, certificates and proxies.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Findings of checks, and of gates (conditions that a plan waits for), on a node or the cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

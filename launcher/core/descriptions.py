@@ -1,7 +1,5 @@
 """Field descriptions for editors and `--help`: the string below a dataclass field."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -4,8 +4,6 @@ Inventory sections are such types: `launcher/inventory` validates their types, b
 and editors show the descriptions below their fields.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence

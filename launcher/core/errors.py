@@ -19,8 +19,6 @@
   * UnreadableAnswer              unparsable output of a tool
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from launcher.core.domain import fold

@@ -1,7 +1,5 @@
 """Progress events: the one stream behind terminals, pipes, `--json` and tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Expected performance of GPU and network card models, with sources; see `expectations_file`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

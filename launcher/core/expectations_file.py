@@ -4,8 +4,6 @@ A user's file has the same two lists, `gpus` and `nics`. An entry with a built-i
 only the keys it sets; any other entry is a new model and takes precedence.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans: stages of steps, each closed by gates. Plans are values, without behaviour."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Code that obtains a secret calls `add_secrets`; code that writes text to a file 
 tables need no call.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import html

@@ -3,8 +3,6 @@
 `redaction` removes the values that this program knows; logs and inventories may contain others.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

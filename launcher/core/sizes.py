@@ -1,7 +1,5 @@
 """Parsing and formatting of sizes, rates and durations."""
 
-from __future__ import annotations
-
 import re
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")

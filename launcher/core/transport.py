@@ -1,7 +1,5 @@
 """The boundary between decisions and effects: running commands on nodes. Tests fake only this."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -4,8 +4,6 @@ A node may be broken or compromised. The transport bounds the size of its output
 effects.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ All text is safe in an argv or a name: no shell metacharacters, leading dashes o
 characters. pydantic validates these types but is not imported here.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Collection

@@ -3,8 +3,6 @@
 Nodes do not choose file names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

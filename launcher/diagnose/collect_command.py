@@ -1,7 +1,5 @@
 """`vlaunch collect`: everything that a bug report needs in one file, without secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

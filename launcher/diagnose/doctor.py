@@ -1,7 +1,5 @@
 """Diagnosis of failures from the nodes' reports: known failures in logs, most likely first."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

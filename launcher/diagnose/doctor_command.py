@@ -1,7 +1,5 @@
 """`vlaunch doctor`."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ A line belongs to the pod or host in its prefix, of `kubectl logs --prefix` (`[p
 …`) or journalctl's short formats (`… HOST UNIT[PID]: …`), otherwise to the file.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

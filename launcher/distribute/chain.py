@@ -4,8 +4,6 @@ The program is sent on standard input with its request, which contains the certi
 none of it is in a command line, and nothing stays on the node.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ and watches them until they finish.
 The caller passes functions that start and reach programs, so this module does not depend on SSH.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Copy of a model or an image within a session: starts the programs, shows progress and result."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

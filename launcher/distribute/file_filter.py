@@ -1,7 +1,5 @@
 """Files of a model to download, chosen from those that the hub lists for a revision."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`vlaunch image copy` and `vlaunch image pull`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

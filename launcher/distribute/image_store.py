@@ -1,7 +1,5 @@
 """Images in a node's Docker, and free space: the query and the parser of its answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

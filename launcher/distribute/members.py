@@ -1,7 +1,5 @@
 """Members of a copy: their programs, their connections and their progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

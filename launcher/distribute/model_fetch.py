@@ -1,7 +1,5 @@
 """Copy a model to nodes that lack it, before a server or a job needs it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

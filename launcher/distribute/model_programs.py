@@ -1,7 +1,5 @@
 """Node programs of the `vlaunch model` commands: requests to all nodes, and their answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

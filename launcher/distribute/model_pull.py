@@ -1,7 +1,5 @@
 """`vlaunch model pull`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

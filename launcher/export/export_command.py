@@ -1,7 +1,5 @@
 """`vlaunch export`: the inventory for other programs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -6,8 +6,6 @@ that the kernel chooses, and none of these protocols authenticates. From anywher
 the endpoint answer. A node's other services, and other rules, stay as they are.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import re

@@ -2,8 +2,6 @@
 controller's variables in place of addresses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

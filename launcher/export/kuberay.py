@@ -5,8 +5,6 @@ Sources: controllers/ray/common/pod.go and service.go, controllers/ray/utils/val
 2026-08-19.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A batch job as a RayJob: its driver, its local files, and a RayCluster that ends with it."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import replace

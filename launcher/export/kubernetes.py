@@ -2,8 +2,6 @@
 objects around it, and a header with instructions.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 restarted and deleted together, with ranks that vLLM starts itself (`mp`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options about the pods of an export for Kubernetes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

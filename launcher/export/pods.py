@@ -2,8 +2,6 @@
 rights and resources of Kubernetes.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Only the scrape configuration depends on the inventory. Alerts and dashboards ar
 `monitoring/`, the same for every cluster; they select it by the label `cluster`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of manifests apart from the server's, and their parsers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

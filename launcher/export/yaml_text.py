@@ -2,8 +2,6 @@
 and comments above surprising lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`vlaunch front`: the address in front of all servers, and the keys of its users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict

@@ -5,8 +5,6 @@ connections: after a bad change the old configuration keeps serving. The agent c
 replicas at run time through `haproxy.sock`, which is in the node's container as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Keys of the front's users; a node stores their SHA-256, with the user's name and limits."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """State of the front's containers, for `status`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

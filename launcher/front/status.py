@@ -1,7 +1,5 @@
 """State of a front, as HAProxy reports it through its socket."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Requests by user and server, from a front's access log."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

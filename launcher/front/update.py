@@ -1,7 +1,5 @@
 """Update of the front after a change of the inventory or of the servers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from ipaddress import ip_address

@@ -1,7 +1,5 @@
 """`vlaunch check`: run the catalogue and show each finding with its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

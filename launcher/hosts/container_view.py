@@ -1,7 +1,5 @@
 """Inspection of a serving container, or of a temporary one with the same rights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

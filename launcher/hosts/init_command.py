@@ -1,7 +1,5 @@
 """`vlaunch init`: scan hosts and write their inventory, with the reason for each choice."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import time

@@ -4,8 +4,6 @@ packets.
 All nodes listen and connect simultaneously (`hosts/node/pairs.py`, standard library only).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Queries of `vlaunch check` besides the survey: container views and port probes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

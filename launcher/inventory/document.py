@@ -5,8 +5,6 @@ are text, and numbers are decimal. Depth and the number of values after alias ex
 so a small file cannot exhaust memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The partially valid inventory that the rules check."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ mistakes.
 Uses neither the network nor nodes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from launcher.core.domain import Inventory

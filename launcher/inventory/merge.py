@@ -1,7 +1,5 @@
 """Conversion of inventory files to `launcher.core.domain`, expanding and merging nodes."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mistakes in YAML files, and formatting of paths and values in messages."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Rules for mount points in the containers: unique targets that spare vlaunch's own."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Rules between nodes: unique machines, names and addresses, and one head."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Value-by-value validation of a file, so that rules can check the valid part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 

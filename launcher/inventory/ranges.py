@@ -1,7 +1,5 @@
 """Host ranges as in ClusterShell, of bounded size: `gpu[01-03,07]` → `gpu01 … gpu07`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

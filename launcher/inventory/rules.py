@@ -3,8 +3,6 @@
 See `node_rules` for nodes and `mount_rules` for paths in the containers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple
 from itertools import pairwise

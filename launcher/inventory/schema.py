@@ -5,8 +5,6 @@ those with a different form in the file. `rules` has rules between keys. `vlaunc
 JSON Schema; `schema.json` in this folder is a copy for editors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache

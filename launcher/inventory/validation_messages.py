@@ -1,7 +1,5 @@
 """Conversion of pydantic errors to plain messages: with similar keys, and never with a secret."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Value types of `nodes` entries: host ranges, addresses and GPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import re

@@ -5,8 +5,6 @@ They have no driver, so opening one fails with ENXIO. The formats are the kernel
 (Documentation/ABI/stable/sysfs-class-infiniband, drivers/gpu/drm/amd/amdkfd).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import shutil

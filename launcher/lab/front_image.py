@@ -1,7 +1,5 @@
 """Image with Debian's HAProxy for lab hosts, which cannot pull the official one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ vLLM's CPU build needs a platform plugin under Ray, which `vlaunch up` adds only
 `accelerator: cpu`. This image includes it, and a label that marks it as an image without GPUs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """GPU models that can be simulated, as `nvidia-smi` reports them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # Shown in inventories and by `lab status`.

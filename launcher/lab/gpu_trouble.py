@@ -1,7 +1,5 @@
 """Simulated GPU faults, as given to `--gpu-trouble`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

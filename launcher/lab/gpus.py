@@ -3,8 +3,6 @@
 There are no GPUs and no CUDA: vLLM's CPU build does the computing.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """Contents of the configuration files of a lab cluster."""
 
-from __future__ import annotations
-
 import json
 
 from launcher.lab import devices, front_image, gpu_image, image

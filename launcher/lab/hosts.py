@@ -1,7 +1,5 @@
 """Start or repair of lab hosts: files, an init process in its own namespaces, sshd, dockerd."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from functools import partial

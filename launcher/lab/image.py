@@ -4,8 +4,6 @@ All hosts load the same Docker archive and so have the same image ID. Wheels com
 indexes; the CPU build of torch, which pip's default index lacks, may also come from PyTorch's.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`vlaunch lab`: lab hosts on this machine, for learning and testing without servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ All names derive from the lab's name, so that `lab down` finds the remains of an
 crashed lab without a record.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -1,7 +1,5 @@
 """Commands on the machine that hosts the lab cluster, always with a deadline."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

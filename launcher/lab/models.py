@@ -1,7 +1,5 @@
 """Tiny models with random weights: built once inside the image, then copied to all lab hosts."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Network of a lab cluster: a bridge, and per host a namespace with a veth pair (`eth0`)."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import shlex

@@ -11,8 +11,6 @@ input, after the container's mounts and before its change of root (OCI runtime s
 Like the real hook, it queries all GPUs first: no container starts while one is lost.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -12,8 +12,6 @@ namespaces are `[Not Found]`. The real exit status for a lost GPU is unknown; 25
 other unknown errors.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import json

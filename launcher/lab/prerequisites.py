@@ -1,7 +1,5 @@
 """Programs that a lab cluster needs on the machine, and the packages that provide them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Processes of lab hosts, identified by their environment and namespaces."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Removal of a lab cluster in any state, and the search for leftovers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

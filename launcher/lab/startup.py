@@ -1,7 +1,5 @@
 """Start or repair of a lab cluster: network, hosts, services, image, models, files."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Live status of a lab cluster, from the kernel and the daemons."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@ Four heads and four key-value heads of size 32 can be divided by two tensor-para
 by three. Two layers allow two pipeline stages. (CPU attention rejects a head size of 16.)
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import sysconfig

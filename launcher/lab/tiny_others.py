@@ -6,8 +6,6 @@ The directory's name selects the kind. As in the tiny Llama, two tensor-parallel
 pipeline stages are possible.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ Order matters: causes of other lines come first. Sources: NVIDIA/nccl net_ib, ne
 plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

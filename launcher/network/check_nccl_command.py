@@ -1,7 +1,5 @@
 """`vlaunch check-nccl`: measure the network between the serving containers, or judge NCCL logs."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """NCCL logs of the engine's own ranks after the start, which prove the transport in use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from launcher.core.domain import Answer, Inventory

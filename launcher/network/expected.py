@@ -2,8 +2,6 @@
 right kind may still be slow.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from launcher.core.check import Finding

@@ -2,8 +2,6 @@
 a record on the head.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace

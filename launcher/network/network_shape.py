@@ -1,7 +1,5 @@
 """Results of the network check: a cell for each direction between two nodes, and the verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Self-contained HTML page of the network check: heat maps, findings, and every pair's figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources

@@ -6,8 +6,6 @@ Pairs of nodes are measured first, round by round, so that a pair that hangs spa
 all ranks reduce together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

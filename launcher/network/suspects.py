@@ -1,7 +1,5 @@
 """Findings about a bad network: the node, rank, pair or direction to blame, cause and fix."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Verdict from probe reports and NCCL's logs: each direction against the level and other pairs."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Pure. Flags come first, in the order of their cost when the KV cache is short (`
 https://docs.vllm.ai/en/latest/configuration/optimization/), then other layouts.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

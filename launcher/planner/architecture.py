@@ -1,7 +1,5 @@
 """Architecture of a model, as far as it affects memory. Pure; parsed from `config.json`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@ configurations of transformers. Uncertain facts are not guessed: `Architecture.u
 names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Pure. The rules are data: each has a name, a source and a sentence. `candidate_l
 layouts in the order of preference; `choose_layout` takes the first that fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal

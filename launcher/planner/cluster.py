@@ -1,7 +1,5 @@
 """The hardware of a plan: nodes with their GPUs, and the link between nodes. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from launcher.planner.estimate import GpuModel

@@ -1,7 +1,5 @@
 """Typed access to the fields of a `config.json`; wrong values are reported together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ memory of the rank's process so far (`platforms/cpu.py`, `v1/worker/cpu_worker.p
 `engine/arg_utils.py` of vLLM 0.32).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 

@@ -5,8 +5,6 @@ The architecture's name in `config.json`, as in vLLM's registry
 weights are judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

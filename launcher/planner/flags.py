@@ -4,8 +4,6 @@ Pure. Names and defaults: `engine/arg_utils.py` of vLLM 0.32. Parsing is lenient
 refuses wrong values.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Pure arithmetic, that of vLLM 0.32: `v1/core/kv_cache_utils.py` (groups, blocks,
 the default (`v1/attention/backends/utils.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

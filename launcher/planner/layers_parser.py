@@ -3,8 +3,6 @@
 Pure. Keys: the configurations of transformers, and the models in vLLM's `model_executor/models/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice

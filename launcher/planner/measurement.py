@@ -4,8 +4,6 @@ layout and flags, without an estimate.
 Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Inputs of a plan: a model and its GPUs, from files and flags or from nodes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

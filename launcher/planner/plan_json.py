@@ -1,7 +1,5 @@
 """A plan as JSON, for `vlaunch plan --json`. Pure; figures are GiB and tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from launcher.planner.advice import Alternative, list_alternatives

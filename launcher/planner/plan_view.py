@@ -1,7 +1,5 @@
 """A plan as labelled rows for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 

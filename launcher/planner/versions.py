@@ -3,8 +3,6 @@
 Pure. Sources: vLLM's release notes, and the files named at each function.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 CURRENT = (0, 32)

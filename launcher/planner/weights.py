@@ -6,8 +6,6 @@ inside a stage by the tensors that vLLM splits over TP ranks and those that each
 files). Quantized tensors have the bytes that the rest of the checkpoint leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -7,8 +7,6 @@ the logs of some seventy servers (`docs/explanation/planning.md`). Parts vary in
 ranges are added in quadrature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

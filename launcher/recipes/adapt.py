@@ -1,7 +1,5 @@
 """Adaptation of a `vllm serve` command to a cluster; drops options that vlaunch sets. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

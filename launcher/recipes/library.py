@@ -5,8 +5,6 @@ format.
 recipes` writes it. `vlaunch recipes update` writes a file like it for the user.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Merge of a recipe's variant, hardware and features into one `vllm serve` command. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.core.errors import RequestError

@@ -1,7 +1,5 @@
 """`vlaunch recipes`: the vLLM project's recipes, packaged or imported."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 (https://github.com/vllm-project/recipes, SCHEMA.md).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, get_args

@@ -1,7 +1,5 @@
 """Options of `vlaunch serve --recipe` and `--command`, and the server that they describe."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -2,8 +2,6 @@
 index. Archives are read where they are; nothing in them is unpacked or executed.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Import of recipes: those that are valid and can run under vlaunch replace the packaged ones."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

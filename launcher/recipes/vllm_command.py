@@ -4,8 +4,6 @@ A command line is `vllm serve …`, `python -m vllm.entrypoints.openai.api_serve
 IMAGE …`, with optional variables, continued lines and comments.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 Standard output carries the model's text and nothing else.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import sys

@@ -2,8 +2,6 @@
 line to copy.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable, Mapping

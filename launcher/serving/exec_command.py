@@ -1,7 +1,5 @@
 """`vlaunch exec`: one command on every node; equal answers are folded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import click

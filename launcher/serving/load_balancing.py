@@ -4,8 +4,6 @@ Internal (default): one API for all replicas. Hybrid: one API per node, for that
 External: one API per replica. In the last two modes, a load balancer outside vLLM chooses the API.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator
 

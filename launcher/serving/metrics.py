@@ -2,8 +2,6 @@
 counters, and the state of each rank from the supervisor's record.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`vlaunch metrics`: load, latencies and KV cache of servers, without Prometheus."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

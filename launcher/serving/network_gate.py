@@ -2,8 +2,6 @@
 engine's own logs.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 

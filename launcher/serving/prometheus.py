@@ -1,7 +1,5 @@
 """Metrics in Prometheus' text format, parsed by its own Python client."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

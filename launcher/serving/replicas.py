@@ -1,7 +1,5 @@
 """Replicas of a server: their layout and their places, spread over the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """`vlaunch rollback`: return to the previous server of a name that answered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime
 

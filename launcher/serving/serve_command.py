@@ -1,7 +1,5 @@
 """`vlaunch serve`: start a server and wait for its first answer."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable

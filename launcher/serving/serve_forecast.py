@@ -2,8 +2,6 @@
 start, the difference and the effect of another node after it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 `launcher/serving/watch.py` waits for the server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

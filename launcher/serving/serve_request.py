@@ -1,7 +1,5 @@
 """A server with its placement: the command line of its processes, and its identity."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

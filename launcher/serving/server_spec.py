@@ -2,8 +2,6 @@
 the step that writes it.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

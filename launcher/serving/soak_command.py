@@ -1,7 +1,5 @@
 """`vlaunch soak`: a bounded load on a running server, and a verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 agent, whose verdict on servers is shown unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

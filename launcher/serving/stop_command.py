@@ -1,7 +1,5 @@
 """`vlaunch stop`: stop servers or batch jobs; the cluster stays."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Plans that stop servers or remove their records, with gates that verify it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 existing SSH connection.
 """
 
-from __future__ import annotations
-
 import click
 
 from launcher.agent.state import group_of

@@ -4,8 +4,6 @@ of the model, or a reason why there will be none.
 The server keeps running when the watch ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -4,8 +4,6 @@ Fabric's own `run` starts three threads per command and polls, which is slow wit
 (benchmarks/RESULTS.md).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

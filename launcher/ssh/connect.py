@@ -3,8 +3,6 @@
 The login to a jump host is shared by all nodes behind it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

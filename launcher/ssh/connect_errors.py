@@ -1,7 +1,5 @@
 """Translation of connection failures, including paramiko's exceptions, into ConnectError."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -21,8 +21,6 @@ The SSH user cannot signal processes of another user (`sudo`); they see their ou
 The program contains no single quote, backslash or line break, which fish and csh parse differently.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from typing import Final, Literal

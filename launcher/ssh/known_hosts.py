@@ -8,8 +8,6 @@ exceptions and `@revoked` lines. paramiko cannot check host certificates, so `@c
 lines are ignored.
 """
 
-from __future__ import annotations
-
 import base64
 import fnmatch
 import hashlib

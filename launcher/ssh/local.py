@@ -1,7 +1,5 @@
 """Commands on this machine, with the same envelope and guarantees as on a node."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

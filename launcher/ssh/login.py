@@ -5,8 +5,6 @@ others), then the key files of the configuration or OpenSSH's defaults. Servers 
 attempts (MaxAuthTries), so the order matters.
 """
 
-from __future__ import annotations
-
 import getpass
 import socket
 import threading

@@ -4,8 +4,6 @@
 precedence. `ssh -W` tunnels through a jump host with OpenSSH's own keys, agents and prompts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

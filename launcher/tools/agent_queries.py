@@ -1,7 +1,5 @@
 """Commands in containers that query the agents (HTTP, with the image's curl)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode

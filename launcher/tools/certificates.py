@@ -4,8 +4,6 @@ A node reports its own certificate and its authority's, without private keys. Al
 cluster are renewed together, because the authority's key is not stored.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Compile cache of a cluster on a node: file system, size and removal."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

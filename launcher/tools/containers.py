@@ -1,7 +1,5 @@
 """Container of a node; only its name, role, address and network variables differ between nodes."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

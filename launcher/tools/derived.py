@@ -5,8 +5,6 @@ the content, so that all nodes have the same image. For CPUs the image also cont
 lets vLLM's CPU build run under Ray: `launcher/lab/cpu_platform`, as installed by pip.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -7,8 +7,6 @@ so that no log can imitate another part. The output may be truncated or contain 
 does not raise for that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

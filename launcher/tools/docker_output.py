@@ -1,7 +1,5 @@
 """Parsers for the output of the docker command line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

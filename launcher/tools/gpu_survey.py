@@ -1,7 +1,5 @@
 """Parsers for details from nvidia-smi: errors, topology, processes, NVLink fabric."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

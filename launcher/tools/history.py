@@ -2,8 +2,6 @@
 (`agent/state.py`), and the choice of the one for `vlaunch rollback`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

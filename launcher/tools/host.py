@@ -3,8 +3,6 @@
 The probe is a POSIX shell script that only reads, so it is safe at any time.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

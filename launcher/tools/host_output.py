@@ -1,7 +1,5 @@
 """Parser for the output of the probe."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Query of the Python in a container image, and the parser of its output."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

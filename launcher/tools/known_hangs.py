@@ -1,7 +1,5 @@
 """NCCL builds and NVIDIA drivers that are known to hang, with sources."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass

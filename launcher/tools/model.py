@@ -2,8 +2,6 @@
 the sizes in `config.json` that limit parallelism (keys as in transformers and vLLM).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Last verdict on the network, stored on the head for `serve` and `status`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Files of a cluster on a node: programs and secrets, mounted read-only into its containers."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shlex

@@ -1,7 +1,5 @@
 """Probes of all nodes, and the conversion of their output to facts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 

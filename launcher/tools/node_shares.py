@@ -1,7 +1,5 @@
 """Assignment of ranks to nodes, the head first, as by the backends of vLLM (0.32)."""
 
-from __future__ import annotations
-
 from launcher.core.domain import Inventory, Node
 from launcher.core.errors import PlacementError
 

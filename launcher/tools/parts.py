@@ -3,8 +3,6 @@
 A missing tool fails only its own part.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import TypeVar

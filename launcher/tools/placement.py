@@ -4,8 +4,6 @@ Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), and the 
 `vllm/config/model.py` and, for replicas, `vllm/v1/engine/utils.py` (0.32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

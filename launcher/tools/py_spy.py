@@ -3,8 +3,6 @@
 Its wheels contain a single program, for any version of Python.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

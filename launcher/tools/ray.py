@@ -4,8 +4,6 @@ The head's agent queries the dashboard's HTTP API; the text of `ray status` is p
 because operators will compare it with vlaunch's own status.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 addresses; and the schema of replies from the head's agent and `batch/desk.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers of a cluster: their health according to the supervisor, and their resources."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Resources of servers and batch jobs, and the checks before one starts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

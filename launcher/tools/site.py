@@ -1,7 +1,5 @@
 """Inventory combined with the facts about its nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

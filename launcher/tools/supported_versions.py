@@ -1,7 +1,5 @@
 """Judgement of an image's versions of vLLM and Ray against those that vlaunch was checked with."""
 
-from __future__ import annotations
-
 import re
 
 from launcher.core.check import Finding, failed, passed, skipped, warned

@@ -4,8 +4,6 @@ It is part of the probe (`launcher.tools.host`). Unavailable values are `None` o
 messages of tools in `HostFacts.part_errors`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

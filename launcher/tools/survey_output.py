@@ -1,7 +1,5 @@
 """Parser for the survey in a probe's output; missing or invalid parts leave fields unknown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """Type of a known failure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Known failures of the network, of memory and of the engine, and their known consequences."""
 
-from __future__ import annotations
-
 from launcher import upstream
 from launcher.core import patterns
 from launcher.tools import known_hangs

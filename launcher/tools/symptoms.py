@@ -5,8 +5,6 @@ Order matters: causes precede their consequences, and possibly harmless lines co
 vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads in the entries.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Log lines have prefixes from Ray and vLLM's processes, so patterns do not match from the start.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

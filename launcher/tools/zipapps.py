@@ -3,8 +3,6 @@
 Packages in archives have the same structure as `launcher`, so that relative imports work.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping

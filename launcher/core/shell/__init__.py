@@ -4,8 +4,6 @@ Each also runs from this folder (`cd launcher/core/shell && sh ./lock_look.sh ''
 shellcheck checks it unchanged.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from functools import cache

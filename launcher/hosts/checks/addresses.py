@@ -1,7 +1,5 @@
 """Checks of addresses, interfaces and name resolution."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The catalogue of `vlaunch check`: all checks in order, their selection and results."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace

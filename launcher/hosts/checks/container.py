@@ -1,7 +1,5 @@
 """Checks of images and containers: identity, versions, GPUs, RDMA devices and rights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks of Docker: sudo, daemon, GPUs, storage, cgroups and privileged containers."""
 
-from __future__ import annotations
-
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
 from launcher.hosts.check import (

@@ -1,7 +1,5 @@
 """Checks of GPUs: number, model, hardware errors and drivers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Checks of GPUs and GPU memory used by other clusters and processes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

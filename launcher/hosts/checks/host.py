@@ -1,7 +1,5 @@
 """Checks of hosts: SSH, clocks, disks, shared memory, and effects of a logout or reboot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from statistics import median_low

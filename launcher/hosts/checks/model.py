@@ -1,7 +1,5 @@
 """Checks of the model: equal files on all nodes, and a Hugging Face token with access to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from launcher.core.check import Finding, failed, passed, skipped

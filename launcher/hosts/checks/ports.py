@@ -1,7 +1,5 @@
 """Checks of the cluster's fixed ports: their purpose, and conflicts."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Checks of RDMA: unused devices, names, links, RoCE GIDs and GPUDirect."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Choice of accelerators: their kind, their number, and NVIDIA GPUs to leave to others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

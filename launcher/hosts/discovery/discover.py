@@ -1,7 +1,5 @@
 """Derivation of an inventory from scanned hosts: every choice with its reason. Runs no commands."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Parsing of the host arguments of `vlaunch init`, validated by the inventory rules."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Descriptions of hosts: one line for the most common configuration, and one per deviation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Formatting of an inventory as YAML, with reasons for choices and ranges of equal nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -4,8 +4,6 @@ disks.
 Runs after the probe, which reads only paths of the inventory; changes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Choice of the RDMA fabric, its devices on each host, and their GID index."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Data types of discovery: options, scanned hosts, and the inventory to write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

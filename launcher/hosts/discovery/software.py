@@ -1,7 +1,5 @@
 """Choice of the vLLM image, the Hugging Face home and the state directory, with reasons."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain

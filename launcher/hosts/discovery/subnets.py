@@ -1,7 +1,5 @@
 """Choice of the cluster's network: one that all hosts share, on the best interface."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ A pair counts the connections that are still open at the end: the kernel forgets
 traffic over RDMA is in none of these counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Verdict on a soak, from its load and the reports of the agent and the nodes before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gates that check a server's or job's arguments with the vLLM in its container."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
