@@ -8,6 +8,7 @@ import click
 
 from launcher.app.terminal import confirm, say
 from launcher.core.errors import RequestError, VlaunchError
+from launcher.core.sizes import format_count
 from launcher.lab import layout, prerequisites, removal, startup
 from launcher.lab import status as observed
 from launcher.lab.gpu_models import MODELS, PLAINLY
@@ -124,7 +125,7 @@ def up(
     startup.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
     path = str(lab_spec.inventory)
     click.echo(observed.to_json(lab_spec, observed.observe(lab_spec)) if as_json else path)
-    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {path}`")
+    say(f"the lab is up: {format_count(nodes, 'host')}; next: `vlaunch up {path}`")
     say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them completely")
     _print_gpu_notes(lab_spec)
 

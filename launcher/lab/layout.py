@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.core.errors import RequestError
+from launcher.core.sizes import format_count
 from launcher.lab import gpu_trouble
 from launcher.lab.gpu_models import BUSES, MODELS
 from launcher.lab.gpu_trouble import GpuTrouble
@@ -190,7 +191,8 @@ def make_lab(
     capacity = network.num_addresses - FIRST_HOST - 1
     if not 1 <= nodes <= capacity:
         raise RequestError(
-            f"{nodes} hosts do not fit into {subnet}", hint=f"use 1 to {max(capacity, 0)} nodes"
+            f"{subnet} has no room for {format_count(nodes, 'host')}",
+            hint=f"use 1 to {max(capacity, 0)} nodes",
         )
     _check_gpus(gpus, accelerator, gpu_model, troubles)
     names = [f"node{number}" for number in range(1, nodes + 1)]

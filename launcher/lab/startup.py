@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.core.errors import RequestError
+from launcher.core.sizes import format_count
 from launcher.lab import (
     devices,
     front_image,
@@ -36,7 +37,7 @@ def start_lab(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
     layout.save_lab(lab)
     with lab_lock(lab.dir):
         archive = image.ensure(cache, say) if with_image else None
-        say(f"{lab.nodes} hosts on {lab.subnet}: starting those that are stopped")
+        say(f"{format_count(lab.nodes, 'host')} on {lab.subnet}: starting those that are stopped")
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
@@ -94,7 +95,7 @@ def load_image(lab: Lab, archive: Path, name: str, say: Say) -> None:
     image_id = image.image_id(archive)
     outdated_hosts = [host for host in lab.hosts if _find_image(host, name) != image_id]
     if outdated_hosts:
-        say(f"loading {name} into {len(outdated_hosts)} hosts")
+        say(f"loading {name} into {format_count(len(outdated_hosts), 'host')}")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda host: _load(host, archive), outdated_hosts))
 

@@ -20,6 +20,7 @@ from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
+from launcher.core.sizes import format_count
 from launcher.distribute import model_fetch
 from launcher.serving import endpoints, load_balancing
 from launcher.serving.endpoints import endpoint_url
@@ -404,7 +405,11 @@ def _summary_rows(
         "network": network,
         "KV cache": cache_text
         + compare_tokens(plan, tokens)
-        + (f", {concurrency:g} requests of full length at once" if concurrency else ""),
+        + (
+            f", {format_count(concurrency, 'request')} of full length at once"
+            if concurrency
+            else ""
+        ),
         "another node": describe_extra_node(plan, tokens),
         **({"answer": first.came} if curl_line else {"fingerprint": first.fingerprint or "none"}),
         "ready after": f"{served.seconds + fetch_seconds:.1f}s, of which"

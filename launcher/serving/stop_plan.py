@@ -7,6 +7,7 @@ from launcher.agent import state
 from launcher.core.check import Finding, judge_removal, waiting
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
+from launcher.core.sizes import format_count
 from launcher.core.transport import Answers, Command
 from launcher.tools import agent_queries, servers, serving_judges
 from launcher.tools.ray_judges import parse_payload
@@ -119,6 +120,6 @@ def judge_stopped(
         and all(job["status"] in serving_judges.OVER for job in payload["jobs"])
         and (busy := serving_judges.busy_gpus(payload) - others) > 0
     ):
-        remaining.append(f"{busy:g} GPUs are still reserved in Ray")
+        remaining.append(f"Ray still reserves {format_count(busy, 'GPU')}")
     text = "the server is gone; its GPUs and port are free"
     return [judge_removal(remaining, text)]

@@ -52,7 +52,7 @@ def test_up_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(command, ["up", "--dir", str(tmp_path), "--json"])
 
     assert json.loads(result.stdout)["inventory"] == str(tmp_path / "inventory.yaml")
-    assert "2 hosts are up" in result.stderr
+    assert "the lab is up: 2 hosts" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
     assert judged(gate, gone, 0, ray=free).text == "port 8000 on n1 is still open"
     assert judged(
         gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
-    ).text.startswith("2 GPUs are still")
+    ).text.startswith("Ray still reserves 2 GPUs")
     assert judged(gate, gone, 1, ray={"error": "timed out"}).text == "cannot query Ray: timed out"
     assert judged(gate, None, 1, ray=free).status == "wait"
 
@@ -150,7 +150,7 @@ def test_records_of_failed_servers_are_removed() -> None:
         ([], [], {"jobs": []}, 0, ""),
         (["server `a` is stopping"], [], None, 0, "server `a` is stopping"),
         ([], ["port 8000 on n1"], None, 0, "port 8000 on n1 is still open"),
-        ([], [], {"jobs": [], "groups": table(group())}, 0, "2 GPUs are still reserved in Ray"),
+        ([], [], {"jobs": [], "groups": table(group())}, 0, "Ray still reserves 2 GPUs"),
         ([], [], {"jobs": [], "groups": table(group())}, 2, ""),
         (
             [],

@@ -125,7 +125,7 @@ def run_job(job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> int:
         pending = run.count_pending()
         if pending:
             raise jobs.Failed(
-                f"{pending} rows were never answered",
+                f"rows without an answer: {pending}",
                 hint="run the job again: it continues with those rows",
             )
         summary.write_summary(job, run.manifest, run.ledger, progress, "done")

@@ -220,7 +220,7 @@ class Sink:
         self.flush()
         folder = mask_secrets(self.ledger.out.child("errors").address)
         raise Failed(
-            f"{self.ledger.errors} rows have failed, and `limits.errors` is {limit}",
+            f"failed rows: {self.ledger.errors}, and `limits.errors` is {limit}",
             f"reasons are in {folder}",
             "fix their cause, or raise `limits.errors`, or run again with `--retry-errors`",
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.core.check import Finding, failed, passed, skipped
 from launcher.core.domain import Node, fold
+from launcher.core.sizes import format_count
 from launcher.hosts.check import Check, Evidence, Host, HubAccess
 
 _NO_MODEL_NAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
@@ -64,7 +65,9 @@ def _judge_files(host: Host, reference: Files, present: Mapping[str, Files]) -> 
         suffix = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{suffix}"
         return failed(host, text, evidence="\n".join(lines[:5]), fix=fix)
-    return passed(host, f"{model}: {len(files)} files, {_format_size(sum(files.values()))}")
+    return passed(
+        host, f"{model}: {format_count(len(files), 'file')}, {_format_size(sum(files.values()))}"
+    )
 
 
 def _describe_differences(files: Files, reference: Files, owners: str) -> list[str]:

@@ -252,7 +252,7 @@ def test_missing_rows_fail_the_job(work: Path, run: Callable[[Pipeline], int]) -
         yield [answered(row) for row in pending_rows(manifest, pending)[:-2]]
 
     assert run(loses) == 1
-    assert read_progress(work)["error"]["message"] == "2 rows were never answered"
+    assert read_progress(work)["error"]["message"] == "rows without an answer: 2"
 
 
 def test_sigterm_keeps_answers(work: Path, run: Callable[[Pipeline], int]) -> None:

@@ -252,13 +252,13 @@ def test_too_many_errors_fail_the_job_after_a_commit(tmp_path: Path, source: Pat
     spec = job(tmp_path, source, limits={"errors": 2})
     result = open_sink(spec)
     result.add_rows([failed(0), failed(1), answered(2)])
-    with pytest.raises(Failed, match=r"3 rows have failed, and `limits\.errors` is 2") as raised:
+    with pytest.raises(Failed, match=r"failed rows: 3, and `limits\.errors` is 2") as raised:
         result.add_rows([failed(3)])
 
     assert "--retry-errors" in raised.value.hint
     assert len(lines(tmp_path / "out", "errors")) == 3
     result.flush()
-    with pytest.raises(Failed, match="3 rows have failed"):
+    with pytest.raises(Failed, match="failed rows: 3"):
         open_sink(spec)
 
 
