@@ -22,10 +22,12 @@ _HOST = re.compile(
 def parse_hosts(arguments: Sequence[str], options: InitOptions, docker: Argv) -> Inventory:
     """Return an inventory to connect with; its addresses are placeholders.
 
-    `arguments` may be ranges (`gpu[01-16]`) and have the form `user@host:port`. Raises RequestError
-    with all mistakes.
+    `arguments` may be ranges (`gpu[01-16]`) or lists (`gpu01,gpu02`), and have the form
+    `user@host:port`. Raises RequestError with all mistakes.
     """
-    hosts = [login for argument in arguments for login in _expand_argument(argument)]
+    # `gpu01,gpu02`, but not the commas of a range such as `gpu[01-03,07]`
+    names = [name for argument in arguments for name in re.split(r",(?![^\[]*\])", argument)]
+    hosts = [login for name in names for login in _expand_argument(name)]
     if len(hosts) > ranges.MAX_NODES:
         raise RequestError(f"{len(hosts)} hosts exceed the limit of {ranges.MAX_NODES} per cluster")
     counts = Counter(host for host, _ in hosts)

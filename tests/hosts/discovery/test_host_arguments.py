@@ -27,6 +27,15 @@ def test_ranges_and_ssh_users_are_parsed() -> None:
     assert meant.head.name == "gpu09"
 
 
+def test_hosts_may_be_one_list() -> None:
+    """As other tools take them, also with ranges."""
+    meant = parse_hosts(["gpu01,root@gpu02:2222", "gpu[03-04,07],x"], InitOptions(), DOCKER)
+
+    names = ["gpu01", "gpu02", "gpu03", "gpu04", "gpu07", "x"]
+    assert [node.host for node in meant.nodes] == names
+    assert (meant.nodes[1].ssh.user, meant.nodes[1].ssh.port) == ("root", 2222)
+
+
 def test_an_address_with_two_ports_is_two_machines() -> None:
     """As behind a forwarder."""
     meant = parse_hosts(["10.0.0.5:2201", "10.0.0.5:2202"], InitOptions(), DOCKER)
