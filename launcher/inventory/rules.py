@@ -3,13 +3,16 @@
 See `node_rules` for nodes and `mount_rules` for paths in the containers.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
+from ipaddress import ip_address, ip_network
 from itertools import pairwise
 from math import prod
 
 from launcher.core import secret_patterns
 from launcher.core.domain import Argv, TlsSettings
+from launcher.inventory import values
 from launcher.inventory.draft import InventoryDraft
 from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_name
 from launcher.inventory.mistakes import Mistake, YamlPath, did_you_mean
@@ -19,6 +22,7 @@ _MIN_OBJECT_STORE = 75 * 2**20
 # Folders of app/audit.py, app/lock.py, tools/site.py and shell/state_folder.sh in `state_dir`, next
 # to the clusters'.
 _RESERVED_NAMES = ("audit", "cache", "locks", "nodes")
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _VISIBLE_IN_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
 # Prefixes of arguments for ranks and expert parallelism.
 _PER_SERVER_PREFIXES = ("data_parallel", "enable_expert_parallel")
@@ -197,6 +201,9 @@ def environment(draft: InventoryDraft) -> Iterator[Mistake]:
                     f" {name}}}}}`"
                 )
                 yield Mistake(yaml_path=(*yaml_path, name), text=advice)
+            elif name in _VISIBLE_GPUS and "MIG-" in value:
+                yield Mistake(yaml_path=(*yaml_path, name), text=values.NO_MIG)
+        yield from _unreachable_by_proxy(draft, yaml_path, env)
     for index, argument in enumerate(file.serve.args):
         if argument.split("=")[0] == "--api-key":
             advice = (
@@ -209,6 +216,34 @@ def environment(draft: InventoryDraft) -> Iterator[Mistake]:
                 yaml_path=("serve", "args", index),
                 text=_VISIBLE_IN_PS,
             )
+
+
+def _unreachable_by_proxy(
+    draft: InventoryDraft, yaml_path: YamlPath, env: Mapping[str, str]
+) -> Iterator[Mistake]:
+    """Require exceptions from a proxy for the nodes, which query one another by HTTP."""
+    proxies = [name for name in env if name.lower() in ("http_proxy", "all_proxy")]
+    cluster_env = {name.lower(): value for name, value in (draft.file.env | env).items()}
+    exceptions = [item.strip() for item in cluster_env.get("no_proxy", "").split(",")]
+    addresses = ["localhost", "127.0.0.1", *(expanded.node.ip for expanded in draft.nodes)]
+    if proxies and not all("*" in exceptions or _is_exempt(ip, exceptions) for ip in addresses):
+        text = (
+            "would send the nodes' own requests to the proxy; add to this section"
+            f" `NO_PROXY: {','.join(addresses)}`"
+        )
+        yield Mistake(yaml_path=(*yaml_path, proxies[0]), text=text)
+
+
+def _is_exempt(host: str, exceptions: Sequence[str]) -> bool:
+    if host in exceptions:
+        return True
+    with contextlib.suppress(ValueError):
+        address = ip_address(host)
+        for item in exceptions:
+            with contextlib.suppress(ValueError):
+                if address in ip_network(item, strict=False):
+                    return True
+    return False
 
 
 def secrets(draft: InventoryDraft) -> Iterator[Mistake]:

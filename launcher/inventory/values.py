@@ -112,6 +112,12 @@ def _is_ipv6(value: str) -> bool:
 
 
 _MAX_GPUS = 128
+# https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: CUDA enumerates only one instance,
+# without peer-to-peer or CUDA IPC between instances.
+NO_MIG = (
+    "cannot be instances of a GPU (MIG): CUDA shows a process only one of them, and ranks in two of"
+    " them cannot share memory; name whole GPUs"
+)
 # As printed by `nvidia-smi -L`.
 _UUID = "GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -143,12 +149,7 @@ class _Gpus:
 def _parse_gpu_ids(value: tuple[object, ...]) -> tuple[str, ...]:
     ids = tuple(str(item) for item in value if type(item) in (int, str))
     if any(item.startswith("MIG-") for item in ids):
-        # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: CUDA enumerates only one
-        # instance, without peer-to-peer or CUDA IPC between instances.
-        raise bare_error(
-            "cannot be instances of a GPU (MIG): CUDA shows a process only one of them, and ranks"
-            " in two of them cannot share memory; name whole GPUs"
-        )
+        raise bare_error(NO_MIG)
     invalid = [item for item in value if type(item) not in (int, str) or not _is_gpu(str(item))]
     if invalid:
         raise bare_error(

@@ -465,3 +465,39 @@ def test_a_front_needs_no_setting(load_text: Load) -> None:
     assert inventory.front_nodes == (inventory.head,)
     assert inventory.front_url == "https://10.0.0.11:8443"
     assert load_text("front: {tls: off, address: a.example}").front_url == "http://a.example:8443"
+
+
+@pytest.mark.parametrize("path", ["env", "nodes[0].env"])
+def test_instances_of_a_gpu_are_rejected_in_the_environment(mistakes: Mistakes, path: str) -> None:
+    """As in `gpus:`."""
+    env = "env: {NVIDIA_VISIBLE_DEVICES: MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f}"
+    node = f"nodes:\n  - {{host: gpu01, ip: 10.0.0.11, gpus: 1, {env}}}\n"
+    (text,) = mistakes(env) if path == "env" else mistakes(nodes=node)
+
+    assert f" {path}.NVIDIA_VISIBLE_DEVICES: cannot be instances of a GPU (MIG)" in text
+
+
+@pytest.mark.parametrize(
+    "exceptions", ["X: y", "NO_PROXY: localhost", 'no_proxy: "10.0.0.11,localhost,127.0.0.1"']
+)
+def test_a_proxy_needs_exceptions_for_the_nodes(mistakes: Mistakes, exceptions: str) -> None:
+    """The message has the line to write."""
+    assert mistakes(f'env: {{HTTP_PROXY: "http://proxy:3128", {exceptions}}}') == [
+        "3: env.HTTP_PROXY: would send the nodes' own requests to the proxy; add to this section"
+        " `NO_PROXY: localhost,127.0.0.1,10.0.0.11,10.0.0.12`"
+    ]
+
+
+@pytest.mark.parametrize(
+    "exceptions",
+    [
+        'NO_PROXY: "localhost,127.0.0.1,10.0.0.11,10.0.0.12"',
+        'NO_PROXY: "localhost, 127.0.0.0/8, 10.0.0.0/24, .example"',
+        'no_proxy: "*"',
+    ],
+)
+def test_a_proxy_with_exceptions(load_text: Load, exceptions: str) -> None:
+    """Addresses, networks, or everything."""
+    inventory = load_text(f'env: {{HTTP_PROXY: "http://proxy:3128", {exceptions}}}')
+
+    assert inventory.head.env["HTTP_PROXY"] == "http://proxy:3128"
