@@ -31,7 +31,7 @@ from launcher.front.keys import NAME, Key, make_key
 from launcher.front.status import FrontStatus, parse_status
 from launcher.front.traffic import MAX_LINES, Traffic, parse_traffic
 from launcher.front.update import read_files, update_front
-from launcher.tools import certificates, docker
+from launcher.tools import docker
 from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
@@ -66,6 +66,8 @@ def front_status(call: CommandContext, since: float) -> int:
     run, its certificate has expired, or it differs from the inventory, from the certificate's files
     on this machine, or from the servers.
     """
+    from launcher.tools.certificates import front_warning
+
     inventory = _require_front(call.inventory)
     with call.session() as session:
         site = Site(inventory, probe_nodes(inventory, session.transport, [inventory.image]))
@@ -76,7 +78,7 @@ def front_status(call: CommandContext, since: float) -> int:
             certificate = load_certificate(inventory)
         update = partial(update_front, session, site, certificate=certificate)
         outdated = bool(update(verb="front", start=True, dry_run=True).steps)
-    warning = certificates.front_warning(inventory, site.facts, datetime.now(timezone.utc))
+    warning = front_warning(inventory, site.facts, datetime.now(timezone.utc))
     good = not outdated and " expired " not in warning
     whole = good and all(status.digest for status in statuses.values())
     if call.as_json:

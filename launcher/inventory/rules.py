@@ -223,7 +223,7 @@ def _unreachable_by_proxy(
 ) -> Iterator[Mistake]:
     """Require exceptions from a proxy for the nodes, which query one another by HTTP."""
     proxies = [name for name in env if name.lower() in ("http_proxy", "all_proxy")]
-    cluster_env = {name.lower(): value for name, value in (draft.file.env | env).items()}
+    cluster_env = {name.lower(): value for name, value in {**draft.file.env, **env}.items()}
     exceptions = [item.strip() for item in cluster_env.get("no_proxy", "").split(",")]
     addresses = ["localhost", "127.0.0.1", *(expanded.node.ip for expanded in draft.nodes)]
     if proxies and not all("*" in exceptions or _is_exempt(ip, exceptions) for ip in addresses):

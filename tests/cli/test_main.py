@@ -124,7 +124,7 @@ def test_a_mistyped_command_gets_a_suggestion(
     [
         (("--lock-wait", "abc"), "invalid value for '--lock-wait': `abc` is not a duration"),
         (("--lock-wiat", "1"), "no such option '--lock-wiat'"),
-        (("a", "b"), "got unexpected extra arguments (a b)"),
+        (("a", "b"), "got unexpected extra argument (b)"),
     ],
 )
 def test_a_usage_error_is_shown_like_any_other(

@@ -180,7 +180,7 @@ def test_promtool_accepts_all_files(written: Path, promtool: str) -> None:
         ["test", "rules", "alerts_test.yml"],
     ):
         done = subprocess.run(
-            [promtool, *argv], cwd=written, capture_output=True, text=True, check=False, timeout=60
+            [promtool, *argv], cwd=written, capture_output=True, text=True, check=False, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -207,7 +207,7 @@ def test_a_wrong_alert_is_detected(written: Path, promtool: str, right: str, wro
         cwd=written,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
 
     assert done.returncode == 1

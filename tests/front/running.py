@@ -46,7 +46,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Wait until a condition is true, and return its value."""
     until = time.monotonic() + seconds
     while True:

@@ -356,7 +356,7 @@ def test_errors_of_servers_pass_and_nothing_runs_twice() -> None:
 
 def test_requests_wait_for_the_router() -> None:
     """Short ones do not need it."""
-    with running(hold=20) as (front, _, second):
+    with running(hold=120) as (front, _, second):
         separate(front)
         key = front.add_key("alice")
         front.stop_router()

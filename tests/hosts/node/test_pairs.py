@@ -186,8 +186,11 @@ def test_a_refusal_before_the_peers_start_is_retried(
 
 def test_a_foreign_listener_at_the_high_port_is_recognised() -> None:
     """Another run's probe does not know the nonce."""
-    with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
-        report = probes("a", a)["b"]
+    with probe("b", "a", nonce="other"):
+        while not _listens(IPS["b"], HIGH):
+            time.sleep(0.02)
+        with probe("a", "b", deadline=2) as a:
+            report = probes("a", a)["b"]
 
     assert (report.ports[HIGH], report.bulk, report.largest) == ("error", None, None)
     assert report.errors[HIGH] == "another program answers"
@@ -204,7 +207,7 @@ def test_a_silent_listener_is_no_peer() -> None:
 
 def test_the_largest_packet_is_exact() -> None:
     """Loopback transports 65535 bytes at most."""
-    with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
+    with probe("a", "b", mtu=65600, patience=10) as a, probe("b", "a") as b:
         report = probes("a", a)["b"]
         assert probes("b", b)["a"].largest == 9000
 
