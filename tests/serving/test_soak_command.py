@@ -62,7 +62,7 @@ def on_pause(
 def test_a_soak_that_passes(serving: Cluster, server: Endpoint) -> None:
     """It uses the given number of streams and the tunnel, and changes nothing."""
     serving.commands.clear()
-    ran = serving.run("soak", "1s", "--streams", "2", "--tokens", "2")
+    ran = serving.run("soak", "3s", "--streams", "2", "--tokens", "2")
 
     assert (ran.code, serving.world.changes) == (0, [])
     assert serving.forwards == [("gpu01", "127.0.0.1", 8000, 0)]

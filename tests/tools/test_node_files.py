@@ -44,7 +44,7 @@ def titles(steps: list[Step]) -> list[str]:
 def run_step(step: Step) -> None:
     """Run a step locally."""
     stdin = step.command.stdin() if step.command.stdin else b""
-    subprocess.run(step.command.argv, input=stdin, check=True, timeout=10)
+    subprocess.run(step.command.argv, input=stdin, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:video"])
@@ -143,7 +143,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
             capture_output=True,
             input="{}",
             text=True,
-            timeout=20,
+            timeout=120,
             check=False,
         )
         for module, options in (("__main__", ()), ("chat", ("-S",)))
@@ -230,9 +230,9 @@ def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.Co
     folders = node_files.file_steps(site, site.head, SECRETS, fresh=True)[0].command.argv
     unpack = node_files.file_steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
     assert unpack.stdin is not None
-    done = subprocess.run(folders, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(folders, capture_output=True, text=True, timeout=120, check=False)
     also = subprocess.run(
-        unpack.argv, input=unpack.stdin(), capture_output=True, timeout=10, check=False
+        unpack.argv, input=unpack.stdin(), capture_output=True, timeout=120, check=False
     )
     assert (also.returncode, also.stderr.decode()) == (done.returncode, done.stderr)
     return done
@@ -322,7 +322,7 @@ def test_a_file_system_that_maps_users(load: Load, tmp_path: Path) -> None:
     command = node_files.file_steps(site, site.head, SECRETS, fresh=True)[0].command
     for _ in range(2):
         path = f"{tmp_path}/bin:{os.environ['PATH']}"
-        subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=10)
+        subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=120)
 
 
 def test_secrets_are_replaced_atomically(load: Load, tmp_path: Path) -> None:

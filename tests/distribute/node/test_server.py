@@ -28,7 +28,7 @@ def test_idle_connections_delay_no_others(tmp_path: Path, monkeypatch: pytest.Mo
     idle = [socket.create_connection(address) for _ in range(64)]
     for _ in range(3):
         with socket.create_connection(address) as guest:
-            wire.send_purpose(tls.connect(guest, 5.0), wire.GIVE)
+            wire.send_purpose(tls.connect(guest, 120.0), wire.GIVE)
     idle[0].settimeout(60)
     assert idle[0].recv(100) == b""
 
