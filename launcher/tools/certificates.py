@@ -75,8 +75,9 @@ def front_warning(inventory: Inventory, facts: Mapping[str, HostFacts], now: dat
     """Return a warning if the front's certificate expires soon or has `expired`; else empty."""
     secure = inventory.front is not None and inventory.front.tls.kind != "off"
     nodes = [node.name for node in inventory.front_nodes if secure and node.name in facts]
-    found = [cert for name in nodes for cert in _parse_pem(facts[name].front_certificate)]
-    expiry = min((certificate.not_valid_after_utc for certificate in found), default=None)
+    pems = (facts[name].front_certificate for name in nodes)
+    ends = (cert.not_valid_after_utc for pem in pems for cert in _parse_pem(pem))
+    expiry = min(ends, default=None)
     if expiry is None or expiry - now > _WARN_BEFORE:
         return ""
     text = f"the front's certificate {'expired' if expiry <= now else 'expires'} on"
