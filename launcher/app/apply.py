@@ -13,8 +13,8 @@ from launcher.core.errors import GateError, LockError, NodeError, RequestError, 
 from launcher.core.events import Event, State
 from launcher.core.plan import Gate, Plan, Stage, Step, split_waves
 from launcher.core.transport import RecordingTransport, Transport, run_by_node
+from launcher.failures.explain import explain
 from launcher.tools import ray_judges as ray_checks
-from launcher.tools import symptoms
 
 _STATES: Mapping[str, State] = {
     "pass": "ok",
@@ -187,7 +187,7 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     first = failed[0]
     title = steps[first.node].title
     same = [answer.node for answer in failed if steps[answer.node].title == title]
-    symptom = symptoms.first_match(first.err + "\n" + first.out)
+    known = explain(first.err + "\n" + first.out)
     outcome = _describe_failure(first, steps[first.node])
     others = [
         f"{answer.node}: {answer.tail}"
@@ -198,10 +198,10 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     ]
     return NodeError(
         fold(same),
-        f"{title} failed ({symptom.cause if symptom else outcome})",
+        f"{title} failed ({known.cause if known else outcome})",
         evidence=[first.tail or outcome, *others],
-        hint=symptom.fix
-        if symptom
+        hint=known.fix
+        if known
         else "run `vlaunch doctor`; `--verbose` shows the remote commands",
     )
 

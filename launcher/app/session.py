@@ -24,7 +24,7 @@ from launcher.core.events import Event, Kind, State
 from launcher.core.plan import Plan
 from launcher.core.sizes import format_count
 from launcher.core.transport import Command, RecordingTransport, Transport
-from launcher.tools import symptoms
+from launcher.failures.explain import docker_error, explain
 from launcher.tools.site import Site
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def open_session(
         inventory,
         accept_new_host_keys=accept_new_host_keys,
         terminal=printer.paused if sys.stdin.isatty() else None,
-        explain=symptoms.docker_error,
+        explain=docker_error,
     ) as fleet:
         began = time.monotonic()
         names = [node.name for node in (inventory.nodes if nodes is None else nodes)]

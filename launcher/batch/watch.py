@@ -16,7 +16,7 @@ from launcher.core import untrusted
 from launcher.core.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.core.events import Event
 from launcher.core.transport import Transport
-from launcher.tools import symptoms
+from launcher.failures.explain import explain
 from launcher.tools.servers import replace_addresses
 from launcher.tools.serving_judges import OVER
 from launcher.tools.site import Site
@@ -240,8 +240,8 @@ class _JobWatcher:
         log = "\n".join(self._lines)
         hint = error.hint
         if not hint:
-            symptom = symptoms.first_match("\n".join((error.message, error.evidence, log)))
-            hint = symptom.batch if symptom else f"read its log: {_log_command(self._watched)}"
+            known = explain("\n".join((error.message, error.evidence, log)))
+            hint = known.batch if known else f"read its log: {_log_command(self._watched)}"
         refused = progress.state == "refused"
         nodes = self._site.nodes
         return BatchError(
@@ -255,13 +255,13 @@ class _JobWatcher:
         """Return the error of a driver that exited without a report."""
         title = f"{self._watched.title}: its driver {_end_phrase(update)}"
         log = "\n".join(self._lines)
-        symptom = symptoms.first_match(f"{log}\n{update.message}")
+        known = explain(f"{log}\n{update.message}")
         tail = list(self._lines)[-8:] or update.message.splitlines()[-8:]
-        if symptom is not None:
+        if known is not None:
             return BatchError(
-                f"{title}: {symptom.cause}",
-                evidence=list(dict.fromkeys([symptom.line, *tail])),
-                hint=f"{symptom.batch}\n{retry_hint}",
+                f"{title}: {known.cause}",
+                evidence=list(dict.fromkeys([known.line, *tail])),
+                hint=f"{known.batch}\n{retry_hint}",
             )
         if _was_killed(update):
             tail = update.message.splitlines()[:1]  # a killed driver logs no reason

@@ -3,10 +3,8 @@
 import contextlib
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 from launcher import upstream
@@ -14,8 +12,12 @@ from launcher.agent import observed
 from launcher.agent.cause import find_exception
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
+from launcher.diagnose.evidence import find_first_error
+from launcher.failures.explain import explain
+from launcher.failures.match import Match, fill, find_failures
+from launcher.failures.table import Failure, load_failures
 from launcher.network.nccl_log import VERSION
-from launcher.tools import diagnosis, known_hangs, symptoms, vllm
+from launcher.tools import diagnosis, known_hangs, vllm
 from launcher.tools.diagnosis import (
     DRIVER,
     ContainerState,
@@ -24,18 +26,18 @@ from launcher.tools.diagnosis import (
     server_log_title,
     shorten,
 )
-from launcher.tools.symptom import Symptom
 
-# now: a cause; perhaps: may be harmless; after: an effect of another one; over: a server has been
-# ready since, or it happened long before the last failure.
-Kind = Literal["now", "perhaps", "after", "over"]
-KINDS: tuple[Kind, ...] = ("now", "perhaps", "after", "over")
+# now: a cause; unknown: an error that is no known failure; perhaps: may be harmless; after: an
+# effect of another one; over: a server has been ready since, or it happened long before the last
+# failure.
+Kind = Literal["now", "unknown", "perhaps", "after", "over"]
+KINDS: tuple[Kind, ...] = ("now", "unknown", "perhaps", "after", "over")
+_KINDS: Mapping[str, Kind] = {"cause": "now", "possible": "perhaps", "effect": "after"}
 _Reports = Mapping[str, NodeReport]  # by node
 _ReadyTimes = Mapping[str, float | None]  # by a log's title
 
 _INCIDENT = 1800.0  # seconds before the last failure; older lines belong to another failure
 _MAX_EVIDENCE = 3  # lines shown per finding
-_MAX_MATCHES = 200  # matching lines per log and symptom
 _WIDTH = 300  # characters of evidence
 # Such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`.
 _NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
@@ -47,21 +49,27 @@ _STOP_OR_START = re.compile(
 )
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
+_UNKNOWN_FIX = (
+    "search for this line in the issues of the program that printed it; more detail: run again with"
+    " NCCL_DEBUG=INFO and VLLM_LOGGING_LEVEL=DEBUG, and read `dmesg`"
+)
 RANK_HANGS = "rank-hangs"
 _STATES = (RANK_HANGS, "server-died", "server-gave-up", _UNREACHABLE)
-_FIRST = ("request-refused", *_STATES)
+_REFUSED = "request-refused"
+_FIRST = (_REFUSED, *_STATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceLine:
-    """A line of a log, with its node, the log's title, and its time in seconds since 1970 by that
-    node's clock.
+    """A line of a log, with its node, the log's title, its time in seconds since 1970 by that
+    node's clock, and the name in it that completes the cause.
     """
 
     node: str
     what: str
     line: str
     at: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +111,7 @@ class Diagnosis:
     @property
     def has_problem(self) -> bool:
         """True for a cause, or an effect without a known cause."""
-        return any(finding.kind in ("now", "after") for finding in self.findings)
+        return any(finding.kind in ("now", "unknown", "after") for finding in self.findings)
 
 
 def diagnose(
@@ -114,6 +122,7 @@ def diagnose(
     now: float,
     since: float | None = None,
     refused: Log | None = None,
+    elsewhere: bool = False,
 ) -> Diagnosis:
     """Diagnose the nodes' reports.
 
@@ -124,25 +133,25 @@ def diagnose(
         now: seconds since 1970.
         since: maximum age of lines in seconds; lines without a time always count.
         refused: the last rejected request, as the operator's machine recorded it.
+        elsewhere: the logs are not from a cluster of vlaunch.
     """
     oldest = -math.inf if since is None else now - since
     evidence: dict[str, list[EvidenceLine]] = {}
-    for name, log in _all_logs(reports, refused, evidence, now):
-        matches = list(_match_symptoms(log, rdma=rdma))
-        times = diagnosis.line_times(log, now) if matches else []
-        for symptom, number in matches:
-            at = times[number]
-            if at is None or at >= oldest:
-                line = log.lines[number].strip()[:_WIDTH]
-                entry = EvidenceLine(node=name, what=log.title, line=line, at=at)
-                evidence.setdefault(symptom.id, []).append(entry)
-    for name, reason in missing.items():
-        line = f"node cannot be reached: {reason}"[:_WIDTH]
-        entry = EvidenceLine(node=name, what="login", line=line, at=now)
-        evidence.setdefault(_UNREACHABLE, []).append(entry)
+    for id_, line in _find_evidence(reports, missing, refused, rdma=rdma, now=now):
+        if line.at is None or line.at >= oldest:
+            evidence.setdefault(id_, []).append(line)
+    if RANK_HANGS in evidence:
+        for name, report in reports.items():
+            for line in _known_hangs(name, report, now):
+                evidence.setdefault("known-to-hang", []).append(line)
     ready = _ready_times(reports, now)
+    findings = _rank_findings(evidence, ready, elsewhere=elsewhere)
+    if not any(finding.kind == "now" and finding.id not in _STATES for finding in findings):
+        is_failure = any(finding.kind in ("now", "after") for finding in findings)
+        if elsewhere or is_failure:
+            findings = sorted([*findings, *_unknown_findings(reports, now)], key=_sort_key)
     return Diagnosis(
-        findings=tuple(_rank_findings(evidence, ready)),
+        findings=tuple(findings),
         nodes=tuple(reports),
         logs=sum(len(report.logs) for report in reports.values()),
         lines=sum(report.lines for report in reports.values()),
@@ -151,120 +160,168 @@ def diagnose(
     )
 
 
-def _all_logs(
-    reports: _Reports, refused: Log | None, evidence: Mapping[str, object], now: float
-) -> Iterator[tuple[str, Log]]:
-    """Yield the logs with their nodes; if the `evidence` so far shows a hanging rank, also versions
-    that are known to hang.
-    """
+def _find_evidence(
+    reports: _Reports, missing: Mapping[str, str], refused: Log | None, *, rdma: bool, now: float
+) -> Iterator[tuple[str, EvidenceLine]]:
+    """Yield the lines of all logs and records that show a failure, with its id."""
     for name, report in reports.items():
-        for log in (*report.logs, *_state_logs(report), *_record_logs(report)):
-            yield name, log
-    if RANK_HANGS in evidence:
-        for name, report in reports.items():
-            yield name, _hang_log(report, now)
+        for log in (*report.logs, *_docker_logs(report), *_fault_logs(report)):
+            matches = list(_find_in_log(log, rdma=rdma))
+            times = diagnosis.line_times(log, now) if matches else []
+            for match in matches:
+                line, at = _evidence_line(log, match), times[match.line]
+                what = log.title
+                yield (
+                    match.failure.id,
+                    EvidenceLine(node=name, what=what, line=line, at=at, name=match.name),
+                )
+        for id_, line in (*_state_evidence(name, report), *_record_evidence(name, report)):
+            yield id_, line
+    for name, reason in missing.items():
+        line = f"node cannot be reached: {reason}"[:_WIDTH]
+        yield _UNREACHABLE, EvidenceLine(node=name, what="login", line=line, at=now)
     if refused is not None:
-        yield "operator", refused
+        for text, at in zip(refused.lines, diagnosis.line_times(refused, now), strict=True):
+            line = text.strip()[:_WIDTH]
+            yield _REFUSED, EvidenceLine(node="operator", what=refused.title, line=line, at=at)
 
 
-def _match_symptoms(log: Log, *, rdma: bool) -> Iterator[tuple[Symptom, int]]:
-    """Yield the numbers of lines with a symptom, each for the table's first match only: causes come
-    before their effects.
+def _find_in_log(log: Log, *, rdma: bool) -> Iterator[Match]:
+    """Yield the failures in a log; the effects of a shutdown are none."""
+    shutdowns = _shutdown_ranges(log.lines)
+    for match in find_failures(log.lines, rdma=rdma):
+        is_effect = match.failure.kind == "effect"
+        if not (is_effect and any(match.line in lines for lines in shutdowns)):
+            yield match
+
+
+def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFinding]:
+    """Yield the first error of the logs, if there is one."""
+    errors = [
+        EvidenceLine(node=name, what=log.title, line=log.lines[index].strip()[:_WIDTH], at=times)
+        for name, report in reports.items()
+        for log in (*report.logs, *_docker_logs(report), *_fault_logs(report))
+        if (index := find_first_error(log.lines)) is not None
+        for times in diagnosis.line_times(log, now)[index : index + 1]
+    ]
+    if errors:
+        first = min(errors, key=lambda line: math.inf if line.at is None else line.at)
+        yield DiagnosisFinding(
+            id="unknown",
+            kind="unknown",
+            cause="the first error in the logs is not a known failure",
+            fix=_UNKNOWN_FIX,
+            source="",
+            nodes=(first.node,),
+            count=1,
+            evidence=(first,),
+        )
+
+
+def _evidence_line(log: Log, match: Match) -> str:
+    """Return the line of a failure, and those below it that belong to it; in a long line, the part
+    that matched.
     """
-    text = "\n".join(log.lines)
-    starts = [0, *accumulate(len(line) + 1 for line in log.lines)]
-    shutdowns = _shutdown_ranges(text, starts)
-    matched = set[int]()
-    for symptom in symptoms.TABLE:
-        if symptom.rdma and not rdma:
-            continue
-        for number in _matching_lines(symptom, text, starts):
-            if number in matched or (symptom.after and any(number in lines for lines in shutdowns)):
-                continue
-            matched.add(number)
-            yield symptom, number
+    lines = log.lines[match.line : match.line + match.failure.lines]
+    text = " ".join(line.strip() for line in lines)
+    if match.end > _WIDTH - 20:
+        text = "…" + text[match.end - _WIDTH // 2 :]
+    return text[:_WIDTH]
 
 
-def _shutdown_ranges(text: str, starts: Sequence[int]) -> list[range]:
+def _shutdown_ranges(lines: Sequence[str]) -> list[range]:
     """Return the ranges of lines between a SIGTERM and the next start."""
     ranges, stopped_at = list[range](), -1
-    for match in _STOP_OR_START.finditer(text):
-        number = bisect_right(starts, match.start()) - 1
+    for number, line in enumerate(lines):
+        if (match := _STOP_OR_START.search(line)) is None:
+            continue
         if match[1]:
             stopped_at = number if stopped_at < 0 else stopped_at
         elif stopped_at >= 0:
             ranges.append(range(stopped_at, number))
             stopped_at = -1
-    return ranges if stopped_at < 0 else [*ranges, range(stopped_at, len(starts))]
+    return ranges if stopped_at < 0 else [*ranges, range(stopped_at, len(lines))]
 
 
-def _matching_lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
-    """Yield the numbers of matching lines; one search of the whole text is faster than many."""
-    offset, pattern = 0, re.compile(symptom.pattern, re.MULTILINE)
-    for _ in range(_MAX_MATCHES):
-        match = pattern.search(text, offset)
-        if match is None:
-            return
-        number = bisect_right(starts, match.start()) - 1
-        yield number
-        offset = starts[number + 1]
-
-
-def _state_logs(report: NodeReport) -> Iterator[Log]:
-    """Yield Docker's state of containers as log lines, for matching against the table."""
+def _docker_logs(report: NodeReport) -> Iterator[Log]:
+    """Yield the errors of Docker's client and daemon as logs."""
     if refused := report.gaps.get("containers"):
         yield Log(part="ids", title="Docker", lines=(refused,))
     for state in report.states:
-        stopped = state.status in ("exited", "dead", "restarting")
-        stamp = state.finished if stopped else state.started
-        yield _make_log("state", "Docker", _state_lines(state), stamp)
+        if state.error:
+            yield _make_log("state", "Docker", [f"{state.name}: {state.error}"], _state_time(state))
 
 
-def _state_lines(state: ContainerState) -> list[str]:
-    lines = [f"{state.name}: {state.error}"] if state.error else []
-    if state.oom:
-        lines.append(f"container {state.name} was killed for lack of memory (OOMKilled)")
-    if state.status == "restarting":
-        lines.append(
-            f"container {state.name} keeps ending: {state.restarts} restarts, the last exit code"
-            f" {state.exit_code}"
-        )
-    elif state.status in ("exited", "dead") and state.role != "probe":
-        killed = state.exit_code == 137 and not state.oom
-        how = " (it was killed: by hand, or for lack of memory)" if killed else ""
-        lines.append(f"container {state.name} ended with exit code {state.exit_code}{how}")
-    return lines
+def _state_time(state: ContainerState) -> str:
+    stopped = state.status in ("exited", "dead", "restarting")
+    return state.finished if stopped else state.started
 
 
-def _record_logs(report: NodeReport) -> Iterator[Log]:
-    """Yield the supervisor's records of servers as log lines: faults with their evidence, hanging
-    ranks, and servers without restarts left.
-    """
+def _state_evidence(name: str, report: NodeReport) -> Iterator[tuple[str, EvidenceLine]]:
+    """Yield the containers that were killed, keep restarting, or ended."""
+    for state in report.states:
+        lines = []
+        if state.oom:
+            text = f"container {state.name} was killed for lack of memory (OOMKilled)"
+            lines.append(("kernel-oom", text))
+        if state.status == "restarting":
+            text = (
+                f"container {state.name} keeps ending: {state.restarts} restarts, the last exit"
+                f" code {state.exit_code}"
+            )
+            lines.append(("container-restarts", text))
+        elif state.status in ("exited", "dead") and state.role != "probe":
+            killed = state.exit_code == 137 and not state.oom
+            how = " (it was killed: by hand, or for lack of memory)" if killed else ""
+            text = f"container {state.name} ended with exit code {state.exit_code}{how}"
+            lines.append(("container-ended", text))
+        at = diagnosis.parse_time(_state_time(state), 0.0, math.inf)
+        for id_, text in lines:
+            yield id_, EvidenceLine(node=name, what="Docker", line=text, at=at)
+
+
+def _record_evidence(node: str, report: NodeReport) -> Iterator[tuple[str, EvidenceLine]]:
+    """Yield the supervisor's records of servers: faults, hanging ranks, no restarts left."""
     for name, record in _server_records(report).items():
-        lines = [(_fault_lines(name, fault), fault.at) for fault in record.faults]
-        hang, reason = record.wedge, record.reason
+        entries = [
+            ("server-died", _describe_fault(name, fault), fault.at) for fault in record.faults
+        ]
+        reason = record.reason
         if record.verdict == "suspect":
-            if hang is not None and not hang.rank:
-                reason = "; ".join((reason, *hang.observations))
-            lines.append(([f"keeper: server {name} hangs: {shorten(reason)}"], record.written))
+            if record.wedge is not None and not record.wedge.rank:
+                reason = "; ".join((reason, *record.wedge.observations))
+            text = f"server {name} hangs: {shorten(reason)}"
+            entries.append((RANK_HANGS, text, record.written))
         elif record.verdict == "quiet":
-            lines.append(([f"keeper: server {name} is quiet: {shorten(reason)}"], record.written))
+            text = f"server {name} is quiet: {shorten(reason)}"
+            entries.append(("server-quiet", text, record.written))
         if record.state == "gave-up":
             why = shorten(record.doing) or "no restarts are left"
-            lines.append(([f"keeper: gave up server {name}: {why}"], record.since))
-        for texts, at in lines:
-            yield _make_log("record", server_log_title(name), texts, diagnosis.format_time(at))
+            entries.append(("server-gave-up", f"server {name}: {why}", record.since))
+        for id_, text, at in entries:
+            line = EvidenceLine(node=node, what=server_log_title(name), line=text[:_WIDTH], at=at)
+            yield id_, line
 
 
-def _hang_log(report: NodeReport, now: float) -> Log:
-    """Return a log with the NCCL and driver versions in a node's logs that are known to hang."""
+def _fault_logs(report: NodeReport) -> Iterator[Log]:
+    """Yield the causes and the last lines of servers' faults, as the supervisor recorded them."""
+    for name, record in _server_records(report).items():
+        for fault in record.faults:
+            evidence = [line[:1000] for line in fault.evidence.splitlines()[-40:]]
+            lines = [untrusted.sanitize(line) for line in (shorten(fault.cause), *evidence)]
+            stamp = diagnosis.format_time(fault.at)
+            yield _make_log("record", server_log_title(name), lines, stamp)
+
+
+def _known_hangs(node: str, report: NodeReport, now: float) -> Iterator[EvidenceLine]:
+    """Yield the NCCL and driver versions in a node's logs that are known to hang."""
     lines = [line for log in report.logs for line in log.lines]
     nccl = [match[1] for line in lines if (match := VERSION.search(line))]
     drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
-    hangs = known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib)
-    return _make_log("versions", "versions", tuple(hangs), diagnosis.format_time(now))
+    for text in known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib):
+        yield EvidenceLine(node=node, what="versions", line=text[:_WIDTH], at=now)
 
 
 def _server_records(report: NodeReport) -> dict[str, Observed]:
@@ -276,25 +333,22 @@ def _server_records(report: NodeReport) -> dict[str, Observed]:
     return records
 
 
-def _fault_lines(server: str, fault: Fault) -> list[str]:
-    """Describe a fault in one line, followed by its evidence."""
+def _describe_fault(server: str, fault: Fault) -> str:
+    """Describe a fault in one line."""
     lines = fault.evidence.splitlines()
     exception = find_exception(lines) if fault.cause and not fault.rank else None
     rank = f"rank {fault.rank}" if fault.rank else exception.process if exception else ""
     node = fault.node or (exception.address if exception else "")
     origin = " on ".join(shorten(part) for part in (rank, node) if part)
-    line = f"keeper: fault of server {server}: {shorten(fault.what)}"
+    line = f"server {server}: {shorten(fault.what)}"
     if origin and origin not in line:
         line += f" ({origin})"
-    # Each line matches one symptom only, so a cause in the table gets a line of its own.
     cause = shorten(fault.cause)
-    cause_lines = [cause] if symptoms.first_match(cause) is not None else []
-    if cause and not cause_lines:
+    if cause and explain(cause) is None:  # else it is a finding of its own
         line += f": {cause}"
     if fault.ready_again_after is not None:
         line += f"; ready again after {fault.ready_again_after:.0f} s"
-    evidence = [untrusted.sanitize(text)[:1000] for text in lines[-40:]]
-    return [line, *cause_lines, *evidence]
+    return line
 
 
 def _make_log(part: str, title: str, lines: Sequence[str], stamp: str) -> Log:
@@ -334,34 +388,39 @@ def _latest(times: Iterable[float | None]) -> float | None:
 
 
 def _rank_findings(
-    evidence: Mapping[str, Sequence[EvidenceLine]], ready: _ReadyTimes
+    evidence: Mapping[str, Sequence[EvidenceLine]], ready: _ReadyTimes, *, elsewhere: bool
 ) -> list[DiagnosisFinding]:
     """Return the findings, most likely first: causes, possible causes, effects, resolved ones; then
     earlier before later, and more nodes before fewer, else in the table's order.
     """
-    matched = [symptom for symptom in symptoms.TABLE if symptom.id in evidence]
+    known = load_failures()
+    matched = [failure for id_, failure in known.items() if id_ in evidence]
     failed = [
         line.at
-        for symptom in matched
-        if _symptom_kind(symptom) != "perhaps" and symptom.id != _UNREACHABLE
-        for line in evidence[symptom.id]
+        for failure in matched
+        if failure.kind != "possible" and failure.id != _UNREACHABLE
+        for line in evidence[failure.id]
     ]
     start = (_latest(failed) or 0.0) - _INCIDENT
-    findings = (_build_finding(symptom, evidence[symptom.id], start, ready) for symptom in matched)
+    findings = (
+        _build_finding(failure, evidence[failure.id], start, ready, elsewhere=elsewhere)
+        for failure in matched
+    )
     return sorted(findings, key=_sort_key)
 
 
-def _symptom_kind(symptom: Symptom) -> Kind:
-    return "after" if symptom.after else "now" if symptom.fatal else "perhaps"
-
-
 def _build_finding(
-    symptom: Symptom, evidence: Sequence[EvidenceLine], start: float, ready: _ReadyTimes
+    failure: Failure,
+    evidence: Sequence[EvidenceLine],
+    start: float,
+    ready: _ReadyTimes,
+    *,
+    elsewhere: bool,
 ) -> DiagnosisFinding:
-    """Build the finding of a symptom from its current lines; without any, it is over."""
+    """Build the finding of a failure from its current lines; without any, it is over."""
 
     def over(line: EvidenceLine) -> bool:
-        if line.at is None or symptom.id == _UNREACHABLE:
+        if line.at is None or failure.id == _UNREACHABLE:
             return False
         since = ready.get(line.what, ready[""])
         return line.at < start or (since is not None and line.at <= since)
@@ -371,15 +430,16 @@ def _build_finding(
     current = [line for line in evidence if not over(line)]
     shown = current or evidence
     ordered = sorted(shown, key=lambda trace: (trace.at is None, trace.at or 0.0))
+    fix = failure.choose_fix(mode="*" if is_batch else "", elsewhere=elsewhere)
     return DiagnosisFinding(
-        id=symptom.id,
-        kind=_symptom_kind(symptom) if current else "over",
-        cause=symptom.cause,
-        fix=symptom.batch or symptom.fix if is_batch else symptom.fix,
-        source=symptom.source,
+        id=failure.id,
+        kind=_KINDS[failure.kind] if current else "over",
+        cause=fill(failure.cause, ordered[0].name),
+        fix=fill(fix, ordered[0].name),
+        source=failure.source,
         nodes=tuple(dict.fromkeys(line.node for line in shown)),
         count=len(shown),
-        evidence=tuple(_choose_evidence(ordered, latest=symptom.id in _STATES)),
+        evidence=tuple(_choose_evidence(ordered, latest=failure.id in _STATES)),
     )
 
 

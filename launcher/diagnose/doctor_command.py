@@ -64,8 +64,9 @@ def _diagnose_files(sources: tuple[str, ...], since: float | None) -> Diagnosis:
     """Diagnose logs in files."""
     reports = log_files.read_logs(sources)
     lines = (line for report in reports.values() for log in report.logs for line in log.lines)
-    rdma = any("NET/IB" in line for line in lines)  # the inventory of these logs is unknown
-    return diagnose(reports, {}, rdma=rdma, now=time.time(), since=since)
+    # The inventory of these logs is unknown: one node that uses RDMA shows that all should.
+    rdma = any("NET/IB : Using" in line for line in lines)
+    return diagnose(reports, {}, rdma=rdma, now=time.time(), since=since, elsewhere=True)
 
 
 def diagnose_nodes(

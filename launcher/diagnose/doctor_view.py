@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _KIND_TEXTS: dict[Kind, tuple[str, str, str]] = {  # label, title, colour
     "now": ("CAUSE", "most likely first", "red"),
+    "unknown": ("UNKNOWN", "not a known failure", "red"),
     "perhaps": ("POSSIBLE", "possibly related", "yellow"),
     "after": ("EFFECT", "consequence of another finding", "yellow"),
     "over": (
@@ -86,15 +87,15 @@ def _render_finding(finding: DiagnosisFinding, label: str, colour: str) -> list[
     mark = _text(f"  {label:<8}", colour)
     mark.append_text(_text(f"  {fold(finding.nodes)}: ", "bold"))
     first = text_line(finding.cause, f"{colour} bold", lead=mark)
-    docs = evidence_line(f"see: {finding.docs}", margin=_MARGIN)
+    docs = [evidence_line(f"see: {finding.docs}", margin=_MARGIN)] if finding.source else []
     texts = [f"{_format_origin(entry)}: {entry.line}" for entry in finding.evidence]
     lines = [evidence_line(text, margin=_MARGIN) for text in texts]
     if finding.kind == "over":
-        return [first, *(lines[:1] if finding.id == RANK_HANGS else ()), docs]
+        return [first, *(lines[:1] if finding.id == RANK_HANGS else ()), *docs]
     if finding.count > len(finding.evidence):
         lines.append(evidence_line(f"… {finding.count} lines in all", margin=_MARGIN))
     fix = text_line(finding.fix, "cyan", lead=_text(" " * _MARGIN + "fix: ", "cyan"))
-    return [first, *lines, fix, docs]
+    return [first, *lines, fix, *docs]
 
 
 def _format_origin(line: EvidenceLine) -> str:

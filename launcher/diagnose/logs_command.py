@@ -24,8 +24,9 @@ from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Node, fold
 from launcher.core.errors import DeadlineError, RequestError, VlaunchError
 from launcher.core.transport import Command
+from launcher.failures.explain import docker_error
 from launcher.ssh.output import Lines
-from launcher.tools import docker, symptoms
+from launcher.tools import docker
 from launcher.tools.docker import CLUSTER
 from launcher.tools.site import Site
 
@@ -123,7 +124,7 @@ def _container_logs(
     label = f"{CLUSTER}={session.inventory.cluster}"
     try:
         client = session.fleet.docker(node.name)
-        with docker_api.errors(node.name, symptoms.docker_error):
+        with docker_api.errors(node.name, docker_error):
             containers = list(client.containers(all=True, filters={"label": label}))
     except VlaunchError as error:
         return [[(node.name, f"[{error.reason}]")]]
@@ -139,7 +140,7 @@ def _container_lines(
     complete_lines: list[str] = []
     splitter, count = Lines(complete_lines.append), 0
     try:
-        with docker_api.errors(node.name, symptoms.docker_error):
+        with docker_api.errors(node.name, docker_error):
             for chunk in client.logs(container, stream=True, follow=follow, tail=tail):
                 splitter.feed(chunk)
                 for text in complete_lines:

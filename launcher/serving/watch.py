@@ -26,8 +26,9 @@ from launcher.core.errors import (
 )
 from launcher.core.events import Event, State
 from launcher.core.transport import Transport, run_by_node
+from launcher.failures.explain import explain
 from launcher.serving import endpoints
-from launcher.tools import agent_queries, servers, symptoms, vllm
+from launcher.tools import agent_queries, servers, vllm
 from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
@@ -43,7 +44,7 @@ _STAGE = "serve"
 _TERMINATED = "*** SIGTERM received"
 # characters of an exception in an error's first line; the evidence has all of it
 _LINE = 160
-# generic symptoms; the exception is more precise
+# generic failures; the exception is more precise
 _VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
@@ -159,7 +160,7 @@ class _StartWatcher:
                 if self.activity or self.recovering:
                     self.fatal_since = None  # a new engine is about to start
                 else:
-                    yield from self._symptom_events()
+                    yield from self._failure_events()
                 settling = self.clock() - self.fatal_since if self.fatal_since is not None else 0.0
                 over = self.server.state in OVER
                 if over or settling >= _SETTLE:
@@ -267,20 +268,20 @@ class _StartWatcher:
             text = f"{ONLY_HEALTH} ({first.refused})"
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
-    def _symptom_events(self) -> Iterator[Event]:
+    def _failure_events(self) -> Iterator[Event]:
         """Yield a known cause as soon as it is logged; the full error comes at the end."""
         if _TERMINATED in "\n".join(self.lines):
-            return  # an exit after SIGTERM is no symptom
-        symptom = symptoms.first_match("\n".join(self.new_lines))
-        fatal = symptom is not None and symptom.fatal
+            return  # an exit after SIGTERM is no failure
+        known = explain("\n".join(self.new_lines))
+        fatal = known is not None and known.fatal
         if fatal or (self.fatal_since is not None and (self.new_lines or self.listening)):
             # It runs: a fatal-looking line may have been retried or ignored.
             self.fatal_since = self.clock()
-        if symptom is None or symptom.id in _VAGUE or symptom.cause in self.warned:
+        if known is None or known.id in _VAGUE or known.cause in self.warned:
             return  # The error at the end, with the complete log, is more precise.
-        self.warned.add(symptom.cause)
+        self.warned.add(known.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
-        text = f"{symptom.cause}: {symptom.line}"
+        text = f"{known.cause}: {known.line}"
         yield Event(kind="warning", stage=_STAGE, text=text, state=state)
 
     def _raise_if_refused(self) -> None:
@@ -376,12 +377,12 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     evidence = [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
     node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
     log = [*evidence, *lines]
-    symptom = symptoms.first_match("\n".join([cause, *log]))
+    known = explain("\n".join([cause, *log]))
     raised = vllm.find_exception("\n".join(log))
     exception = cause or (raised.text if raised else "")
     if raised and raised.text[:_LINE] != exception[:_LINE]:
         raised = None  # the agent's cause is more precise
-    specific = None if symptom is None or (symptom.id in _VAGUE and exception) else symptom
+    specific = None if known is None or (known.id in _VAGUE and exception) else known
     headline = specific.cause if specific else exception or outcome
     headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
     origin = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
@@ -392,7 +393,7 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     texts.append(outcome)
     if specific is None and raised is None:
         texts += (evidence or list(lines))[-8:]
-    hints = [symptom.fix if symptom else "find the cause: `vlaunch doctor`"]
+    hints = [known.fix if known else "find the cause: `vlaunch doctor`"]
     if hung:
         hints.append(f"stop it: `vlaunch stop {server.name}`")
     return ServerError(

@@ -21,7 +21,7 @@ from launcher.core.domain import Argv
 # parts of the output
 STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
 INSPECT, ENGINES, LOGS, INSIDE = "inspect", "engines", "logs", "inside"
-STACKS = "stacks"  # files of vLLM's watchdog: evidence to read, without symptoms
+STACKS = "stacks"  # files of vLLM's watchdog: evidence to read, not searched for failures
 DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
 DRIVER = "job driver"  # title of the log of a batch job's driver
 _ROLES = ("head", "worker", "front", "probe")

@@ -12,7 +12,8 @@ from launcher.core.decode import Integer
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.sizes import format_count
-from launcher.tools import docker, docker_output, ray, symptoms
+from launcher.failures.explain import explain
+from launcher.tools import docker, docker_output, ray
 
 Answers = Mapping[str, Sequence[Answer]]
 
@@ -201,14 +202,14 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
             # The container was removed after the check saw it exit.
             explained.append(_container_gone(finding.node, answer))
             continue
-        symptom = symptoms.first_match(answer.out + answer.err)
+        known = explain(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
             failed(
                 finding.node,
-                finding.text + (f": {symptom.cause}" if symptom else ""),
-                evidence=symptom.line if symptom else (tail or finding.evidence),
-                fix=symptom.fix if symptom else finding.fix,
+                finding.text + (f": {known.cause}" if known else ""),
+                evidence=known.line if known else (tail or finding.evidence),
+                fix=known.fix if known else finding.fix,
             )
         )
     return explained

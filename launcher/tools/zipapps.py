@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePath
 
+from launcher.failures import data
 from launcher.upstream import entries
 
 _LAUNCHER = Path(__file__).parents[1]
@@ -44,9 +45,11 @@ def batch_files() -> Files:
             "vlaunch_batch",
             _LAUNCHER,
             "batch/driver/**/*.py",
-            *("agent/cause.py", "agent/upstream.py", "core/interrupts.py", "core/patterns.py"),
+            *("agent/cause.py", "agent/upstream.py", "core/interrupts.py"),
+            *("failures/frames.py", "failures/match.py", "failures/table.py"),
             "inventory/engine_args.py",
         ),
+        "vlaunch_batch/failures/data.py": data.pack_entries(),
         **_upstream_files("vlaunch_batch"),
         "vlaunch_batch/__main__.py": main,
         "__main__.py": (_LAUNCHER / "batch" / "desk.py").read_bytes(),

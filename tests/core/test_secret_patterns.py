@@ -15,7 +15,8 @@ from launcher.core import redaction
 from launcher.core.secret_patterns import redact_secrets
 from launcher.diagnose import log_files
 from launcher.diagnose.doctor import diagnose
-from launcher.tools import symptoms, vllm
+from launcher.failures.explain import
+from launcher.tools import vllm
 from launcher.tools.diagnosis import NodeReport, make_log
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"

@@ -16,9 +16,9 @@ import pytest
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
 from launcher.core.transport import Command
+from launcher.failures.explain import docker_error, explain
 from launcher.ssh import docker_api
 from launcher.ssh.fleet import Fleet
-from launcher.tools import symptoms
 from tests.ssh import sshd
 
 STAND_IN = '''
@@ -165,7 +165,7 @@ def test_errors_of_the_docker_client(make: Callable[..., Node], kind: Kind) -> N
         " daemon running?')"
     )
     with (
-        Fleet(sshd.inventory(make(program, kind)), explain=symptoms.docker_error) as fleet,
+        Fleet(sshd.inventory(make(program, kind)), explain=docker_error) as fleet,
         pytest.raises(NodeError, match="Docker is not running") as caught,
     ):
         fleet.docker("gpu01")

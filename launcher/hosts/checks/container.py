@@ -8,6 +8,7 @@ from launcher.core import untrusted
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Answer, Node, fold
 from launcher.core.sizes import format_count
+from launcher.failures.explain import explain
 from launcher.hosts.check import (
     Check,
     Evidence,
@@ -18,7 +19,6 @@ from launcher.hosts.check import (
     uniform_value,
 )
 from launcher.hosts.container_view import ContainerView
-from launcher.tools import symptoms
 from launcher.tools.supported_versions import judge_support
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
@@ -148,8 +148,8 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
     text = f"a container sees {format_count(gpu_count, 'GPU')}, {node.gpus} declared"
     if gpu_count == node.gpus:
         text, fix = "the GPUs could not be tested", f"run `nvidia-smi` on {node.name}"
-    if symptom := symptoms.first_match(answer.err + "\n" + answer.out):
-        text, fix = symptom.cause, symptom.fix
+    if known := explain(answer.err + "\n" + answer.out):
+        text, fix = known.cause, known.fix
     return failed(node, text, evidence=answer.tail, fix=fix)
 
 

@@ -17,7 +17,7 @@ from launcher.batch.driver.job import Failed
             "engine",
             "torch.OutOfMemoryError: CUDA out of memory. Tried",
             "a GPU ran out of memory",
-            "engine.args",
+            "`engine: {args: …}`",
         ),
         (
             "predict",
@@ -42,13 +42,13 @@ from launcher.batch.driver.job import Failed
         (
             "engine",
             "HFValidationError: Repo id must be in the form 'repo_name'",
-            "the model is neither on this node",
+            "the model was not found",
             "set `model`",
         ),
         (
             "engine",
             "EngineArgs.__init__() got an unexpected keyword argument 'foo'",
-            "argument `foo`",
+            "argument: `foo`",
             "vllm serve",
         ),
         (

@@ -1,0 +1,31 @@
+"""First error of a log without a known failure."""
+
+import re
+from collections.abc import Sequence
+
+from launcher.agent.cause import find_exception
+from launcher.failures.frames import strip_frame
+from launcher.tools import vllm
+
+# Errors of libraries, the kernel, Docker, shells and programs that end: most precede the exception
+# that follows from them.
+_ERROR = re.compile(
+    r"CCL WARN |\bUCX +(?:ERROR|FATAL)|NVRM: Xid|Error response from daemon|OCI runtime \w+ failed"
+    r"|nvidia-container-cli: |: (?:command )?not found$|error while loading shared libraries"
+    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic|FATAL|Error)\b[^:]*: "
+    r"|Segmentation fault|\bAborted\b|Bus error|terminate called|Check failed|CUDA error|core dumped"
+    r"|\blevel=(?:error|fatal)|\bexit(?:ed)? .{0,20}\b137\b|died unexpectedly|^Killed$|errors? detected"
+)
+_READY = re.compile(vllm.API_READY)
+
+
+def find_first_error(lines: Sequence[str]) -> int | None:
+    """Return the index of the first error after the last start; `None` if there is none."""
+    ready = [index for index, line in enumerate(lines) if _READY.search(line)]
+    start = ready[-1] + 1 if ready else 0
+    rest = [strip_frame(line) for line in lines[start:]]
+    errors = [index for index, line in enumerate(rest) if _ERROR.search(line)][:1]
+    raised = find_exception(lines[start:], or_consequence=True)
+    if raised is not None:
+        errors.append(raised.first)
+    return start + min(errors) if errors else None

@@ -1,0 +1,51 @@
+"""Known causes of errors of commands and servers, from their output."""
+
+from dataclasses import dataclass
+
+from launcher.core import untrusted
+from launcher.core.errors import NodeError
+from launcher.failures.frames import split_lines
+from launcher.failures.match import first_failure
+
+_LINE = 400  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Known failure in a text, with its line.
+
+    `fatal` ones do not resolve by waiting; `batch` is the fix in a batch job.
+    """
+
+    id: str
+    line: str
+    cause: str
+    fix: str
+    fatal: bool
+    batch: str
+
+
+def explain(text: str, *, mode: str = "*") -> Explanation | None:
+    """Return the most likely known failure in an output or a log; `mode` is of a batch job."""
+    # Only the end of the log and the start of long lines are searched, which bounds the time.
+    bounded = untrusted.truncate(text, last=True)
+    lines = [line for raw in split_lines(bounded) if (line := untrusted.sanitize(raw))]
+    match = first_failure(lines, mode=mode)
+    if match is None:
+        return None
+    return Explanation(
+        id=match.failure.id,
+        line=lines[match.line].strip()[:_LINE],
+        cause=match.cause,
+        fix=match.choose_fix(),
+        fatal=match.failure.kind != "possible",
+        batch=match.choose_fix(mode=mode),
+    )
+
+
+def docker_error(node: str, text: str) -> NodeError | None:
+    """Return the error of a node whose Docker client failed with a known cause."""
+    known = explain(text)
+    if known is None or not known.id.startswith("docker-"):
+        return None
+    return NodeError(node, known.cause, evidence=text, hint=known.fix)

@@ -1,0 +1,113 @@
+"""Search for known failures in logs."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from .frames import strip_frame
+from .table import Failure, Pattern, compile_patterns, load_failures
+
+_MAX_MATCHES = 200  # lines of a log per pattern
+_KINDS = ("cause", "possible", "effect")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Line with a known failure: its index in the log, and the name in it."""
+
+    failure: Failure
+    line: int
+    name: str = ""
+    end: int = 0  # of the match in the line without its frame
+
+    @property
+    def cause(self) -> str:
+        """The cause, with the name."""
+        return fill(self.failure.cause, self.name)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key: causes before effects, earlier before later lines."""
+        return _KINDS.index(self.failure.kind), self.line
+
+    def choose_fix(self, *, mode: str = "", elsewhere: bool = False) -> str:
+        """Return the fix (`Failure.choose_fix`) with the name."""
+        return fill(self.failure.choose_fix(mode=mode, elsewhere=elsewhere), self.name)
+
+
+def fill(text: str, name: str) -> str:
+    """Return a text of a failure with the name from the log."""
+    return " ".join(text.replace("{0}", name).split())
+
+
+def find_failures(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -> list[Match]:
+    """Return the most specific failure of each line of a log, in the order of lines; effects only
+    where a line has no other.
+
+    Args:
+        lines: lines without terminal codes, in any frame.
+        rdma: include failures that count only where RDMA is required.
+        mode: of the batch job that wrote the log, for failures of batch jobs.
+    """
+    log = _Log(lines)
+    best: dict[int, tuple[tuple[bool, int], Match]] = {}
+    for failure in load_failures().values():
+        if (failure.rdma and not rdma) or (failure.layer == "batch" and mode not in failure.batch):
+            continue
+        for index, weight, match in log.find(failure):
+            rank = (failure.kind != "effect", weight)
+            if index not in best or best[index][0] < rank:
+                name = next((group for group in match.groups() if group), "")
+                best[index] = rank, Match(failure, index, name, match.end())
+    return [best[index][1] for index in sorted(best)]
+
+
+def first_failure(lines: Sequence[str], *, mode: str = "") -> Match | None:
+    """Return the most likely failure of a log: the first cause, or else the first effect."""
+    return min(find_failures(lines, mode=mode), key=lambda match: match.rank, default=None)
+
+
+class _Log:
+    """Lines of a log without frames, as one text that is fast to search."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = [strip_frame(line) for line in lines]
+        lowered = [line.lower() for line in self._lines]
+        self._text = "\n".join(lowered)
+        self._starts = [0, *accumulate(len(line) + 1 for line in lowered)]
+
+    def find(self, failure: Failure) -> list[tuple[int, int, re.Match[str]]]:
+        """Return the lines of a failure, the weights of its patterns and their matches."""
+        found = [
+            (index, pattern.weight, match)
+            for text in failure.match
+            for pattern in compile_patterns(text)
+            for index, match in self._search(pattern)
+        ]
+        if not found or self._has(failure.unless):
+            return []
+        return found if not failure.needs or self._has(failure.needs) else []
+
+    def _has(self, patterns: Sequence[str]) -> bool:
+        return any(
+            True
+            for text in patterns
+            for pattern in compile_patterns(text)
+            for _ in self._search(pattern)
+        )
+
+    def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
+        """Yield the first lines that match a pattern, and the matches."""
+        position = matches = 0
+        while matches < _MAX_MATCHES and position <= len(self._text):
+            if (position := self._text.find(pattern.literal, position)) < 0:
+                return
+            index = bisect_right(self._starts, position) - 1
+            if match := pattern.regex.search(self._lines[index]):
+                yield index, match
+                matches += 1
+            position = self._starts[index + 1]
