@@ -20,11 +20,11 @@ import click
 from click.testing import CliRunner
 
 from launcher.cli.main import cli
+from launcher.failures.data import LAYERS
+from launcher.failures.table import Failure, load_failures
 from launcher.hosts.checks.catalogue import CATALOGUE, ESSENTIAL
-from launcher.tools import symptoms
 from launcher.upstream import PROGRAMS
 from launcher.upstream.entries import Entry, Program, load_program, parse_version
-from tests.tools.test_symptoms import LINES
 
 ROOT = Path(__file__).parent.parent
 TOP, FOLDER = ROOT / "docs", ROOT / "docs" / "reference"
@@ -250,15 +250,33 @@ def _checks() -> str:
 
 
 def _failures() -> str:
-    notes = _notes("failures", r"- \*\*Note:\*\*.*?(?=\n- \*\*Source:|\Z)")
     return "\n".join(
-        f"## {symptom.id}\n\n```text\n{LINES[symptom.id]}\n```\n\n"
-        f"- **Cause:** {_sentence(symptom.cause)}\n"
-        f"- **Fix:** {_sentence(symptom.fix)}\n"
-        + (f"- **In a batch job:** {_sentence(symptom.batch)}\n" if symptom.batch else "")
-        + notes.get(symptom.id, "")
-        + f"- **Source:** {_escape(symptom.source)}.\n"
-        for symptom in symptoms.TABLE
+        f"## {title}\n\n" + "\n".join(map(_failure, failures))
+        for layer, title in LAYERS.items()
+        if (failures := [item for item in load_failures().values() if item.layer == layer])
+    )
+
+
+def _failure(failure: Failure) -> str:
+    fixes = [
+        ("Fix", failure.fix or failure.vlaunch),
+        ("With vlaunch", failure.vlaunch if failure.fix else ""),
+        *(
+            ("In a batch job" if mode == "*" else f"In a batch job, mode `{mode}`", text)
+            for mode, text in failure.batch.items()
+        ),
+        ("Note", failure.note.rstrip(".")),
+        ("Versions", failure.versions),
+    ]
+    return (
+        f"### {failure.id}\n\n```text\n{failure.example}\n```\n\n"
+        f"- **Cause:** {_sentence(failure.cause.replace('{0}', '…'))}\n"
+        + "".join(
+            f"- **{title}:** {_sentence(text.replace('{0}', '…'))}\n"
+            for title, text in fixes
+            if text
+        )
+        + f"- **Source:** {_escape(failure.source)}.\n"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent import cause
 from launcher.batch.driver import failures
-from launcher.tools import symptoms
+from launcher.failures.explain import explain
 
 LOGS = Path(__file__).parent / "fixtures" / "causes"
 ROOT = {
@@ -66,9 +66,9 @@ def test_the_root_of_a_recorded_failure(name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_a_recorded_failure_is_identified(path: Path) -> None:
-    """By the table of symptoms, and by the batch driver."""
+    """By the table of known failures, and by the batch driver."""
     kind = path.stem.removesuffix("_driver").rpartition("_")[2]
-    symptom = symptoms.first_match(path.read_text(encoding="utf-8"))
+    symptom = explain(path.read_text(encoding="utf-8"))
 
     assert symptom is not None
     assert symptom.id == ROOT[kind][1]

@@ -200,9 +200,7 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
         fold(same),
         f"{title} failed ({known.cause if known else outcome})",
         evidence=[first.tail or outcome, *others],
-        hint=known.fix
-        if known
-        else "run `vlaunch doctor`; `--verbose` shows the remote commands",
+        hint=known.fix if known else "run `vlaunch doctor`; `--verbose` shows the remote commands",
     )
 
 

@@ -24,7 +24,7 @@ from launcher.core.events import Event, Kind, State
 from launcher.core.plan import Plan
 from launcher.core.sizes import format_count
 from launcher.core.transport import Command, RecordingTransport, Transport
-from launcher.failures.explain import docker_error, explain
+from launcher.failures.explain import docker_error
 from launcher.tools.site import Site
 
 if TYPE_CHECKING:

@@ -56,6 +56,7 @@ _UNKNOWN_FIX = (
 RANK_HANGS = "rank-hangs"
 _STATES = (RANK_HANGS, "server-died", "server-gave-up", _UNREACHABLE)
 _REFUSED = "request-refused"
+_NO_STEP = "no step had ended for "  # the agent's fault of a server that hangs
 _FIRST = (_REFUSED, *_STATES)
 
 
@@ -201,7 +202,7 @@ def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFindin
         EvidenceLine(node=name, what=log.title, line=log.lines[index].strip()[:_WIDTH], at=times)
         for name, report in reports.items()
         for log in (*report.logs, *_docker_logs(report), *_fault_logs(report))
-        if (index := find_first_error(log.lines)) is not None
+        if (index := _first_unknown_error(log)) is not None
         for times in diagnosis.line_times(log, now)[index : index + 1]
     ]
     if errors:
@@ -216,6 +217,12 @@ def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFindin
             count=1,
             evidence=(first,),
         )
+
+
+def _first_unknown_error(log: Log) -> int | None:
+    """Return the index of the first error in a log, if it is no line of a known failure."""
+    index = find_first_error(log.lines)
+    return None if index in {match.line for match in find_failures(log.lines)} else index
 
 
 def _evidence_line(log: Log, match: Match) -> str:
@@ -284,7 +291,12 @@ def _record_evidence(node: str, report: NodeReport) -> Iterator[tuple[str, Evide
     """Yield the supervisor's records of servers: faults, hanging ranks, no restarts left."""
     for name, record in _server_records(report).items():
         entries = [
-            ("server-died", _describe_fault(name, fault), fault.at) for fault in record.faults
+            (
+                RANK_HANGS if fault.what.startswith(_NO_STEP) else "server-died",
+                _describe_fault(name, fault),
+                fault.at,
+            )
+            for fault in record.faults
         ]
         reason = record.reason
         if record.verdict == "suspect":

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from launcher import upstream
 from launcher.agent.cause import find_exception
 from launcher.failures.frames import strip_frame
 from launcher.tools import vllm
@@ -12,9 +13,11 @@ from launcher.tools import vllm
 _ERROR = re.compile(
     r"CCL WARN |\bUCX +(?:ERROR|FATAL)|NVRM: Xid|Error response from daemon|OCI runtime \w+ failed"
     r"|nvidia-container-cli: |: (?:command )?not found$|error while loading shared libraries"
-    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic|FATAL|Error)\b[^:]*: "
-    r"|Segmentation fault|\bAborted\b|Bus error|terminate called|Check failed|CUDA error|core dumped"
-    r"|\blevel=(?:error|fatal)|\bexit(?:ed)? .{0,20}\b137\b|died unexpectedly|^Killed$|errors? detected"
+    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic)\b[^:]*: |^Killed$"
+    r"|Segmentation fault|\bAborted\b|Bus error|terminate called|Check failed|CUDA error"
+    r"|core dumped|\blevel=(?:error|fatal)|\bexit(?:ed)? .{0,20}\b137\b|errors? detected"
+    rf"|{upstream.text('vllm.died-unexpectedly')}",
+    re.IGNORECASE,
 )
 _READY = re.compile(vllm.API_READY)
 

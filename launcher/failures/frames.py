@@ -18,6 +18,9 @@ _FRAME = re.compile(
         (
             r"\[pod/[a-z0-9.-]+/[a-z0-9-]+\] ?",
             r"[a-zA-Z0-9][\w.-]*-\d+ +\| ",  # Compose
+            # [2026-11-20 20:14:02,123 W 17 17] gcs_rpc_client.h:151: of Ray's processes
+            rf"\[{_TIME} [A-Z] \d+ \d+\] (?:\([\w-]+\) )?[\w./-]+:\d+: ",
+            rf"{_TIME} [\w.-]+ [\w@./-]+\[\d+\]: ",
             rf"\[?{_TIME}(?: [A-Z]+)?\]?:?(?:\s+|$)",
             r"std(?:out|err) [FP] ",  # CRI
             r"[A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d [\w.-]+ [\w@./-]+(?:\[\d+\])?: ",
@@ -25,11 +28,10 @@ _FRAME = re.compile(
             # (RayWorkerProc pid=7, ip=10.0.0.2), (raylet), (autoscaler +41s)
             r"\((?:[^()]*\bpid=[^()]*|raylet|gcs_server|autoscaler [^()]*)\) ?",
             r"\[rank\d+\]: ?",
+            r"\[[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ [\w.]+:\d+\] ",  # torch
             r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+:\d+\] ?",
-            # [2026-11-20 20:14:02,123 W 17 17] gcs_rpc_client.h:151: of Ray's processes
-            rf"\[{_TIME} [A-Z] \d+ \d+\] (?:\([\w-]+\) )?[\w./-]+:\d+: ",
             r"(?:DEBUG|INFO|WARNING|ERROR) [\w.]+:\d+ -- ",
-            r"\x1b\[[0-9;]*m",
+            r"(?:\x1b\[[0-9;]*m)+ ?",
         )
     )
 )

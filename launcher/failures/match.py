@@ -30,9 +30,13 @@ class Match:
         return fill(self.failure.cause, self.name)
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Sort key: causes before effects, earlier before later lines."""
-        return _KINDS.index(self.failure.kind), self.line
+    def rank(self) -> tuple[int, int, int]:
+        """Sort key: causes before effects, earlier before later lines; effects in the table's
+        order.
+        """
+        is_effect = self.failure.kind == "effect"
+        position = list(load_failures()).index(self.failure.id) if is_effect else 0
+        return _KINDS.index(self.failure.kind), position, self.line
 
     def choose_fix(self, *, mode: str = "", elsewhere: bool = False) -> str:
         """Return the fix (`Failure.choose_fix`) with the name."""

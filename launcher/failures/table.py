@@ -64,9 +64,13 @@ class Failure:
     example: str = ""
 
     def choose_fix(self, *, mode: str = "", elsewhere: bool = False) -> str:
-        """Return the fix for a batch job of a `mode`, a log from `elsewhere`, or this cluster."""
-        if mode and (batch := self.batch.get(mode, self.batch.get("*"))):
-            return batch
+        """Return the fix for a batch job of a `mode` (`*`: unknown), a log from `elsewhere`, or
+        this cluster.
+        """
+        if mode and self.batch:
+            any_mode = self.batch.get("*", next(iter(self.batch.values())) if mode == "*" else "")
+            if batch := self.batch.get(mode, any_mode):
+                return batch
         if elsewhere and self.fix and self.vlaunch:
             return f"{self.fix}; with vlaunch: {self.vlaunch}"
         return self.fix if elsewhere and self.fix else self.vlaunch or self.fix

@@ -141,7 +141,7 @@ def test_equal_failures_are_merged() -> None:
     assert caught.value.node == "gpu[01-03]"
     assert caught.value.message == "gpu[01-03]: starting failed (the disk is full)"
     assert caught.value.evidence == "no space left on device"
-    assert "docker image prune -a -f`" in caught.value.hint
+    assert "docker system df`" in caught.value.hint
 
 
 def test_nodes_are_named_in_the_plans_order() -> None:

@@ -294,8 +294,8 @@ def test_a_finished_driver_that_does_not_exit() -> None:
         ),
         (
             update(status="FAILED", log="torch.OutOfMemoryError: CUDA out of memory. Tried\n"),
-            "the model and its KV cache do not fit",
-            "`max_model_len`",
+            "a GPU ran out of memory",
+            "`engine.tp`",
         ),
         (
             update(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),

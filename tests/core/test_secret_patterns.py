@@ -15,7 +15,7 @@ from launcher.core import redaction
 from launcher.core.secret_patterns import redact_secrets
 from launcher.diagnose import log_files
 from launcher.diagnose.doctor import diagnose
-from launcher.failures.explain import
+from launcher.failures.explain import explain
 from launcher.tools import vllm
 from launcher.tools.diagnosis import NodeReport, make_log
 
@@ -164,11 +164,11 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
     [
         (redact_secrets, 60),
         (lambda text: list(log_files.split_logs(text, "log")), 60),
-        (symptoms.first_match, 200),
+        (explain, 200),
         (lambda text: diagnose(report_of(text), {}, rdma=True, now=0.0), 200),
         (vllm.find_exception, 60),
     ],
-    ids=["secrets", "log", "symptoms", "doctor", "cause"],
+    ids=["secrets", "log", "failures", "doctor", "cause"],
 )
 def test_redaction_takes_linear_time(read: Callable[[str], object], most: float) -> None:
     """Relative to a loop over the characters: for any text, on any machine."""

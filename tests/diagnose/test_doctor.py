@@ -92,14 +92,16 @@ def test_of_two_causes_the_earlier_comes_first() -> None:
 
 def test_without_times_more_nodes_come_first_and_then_the_table() -> None:
     """Failures of several nodes are rarely coincidences."""
-    nccl_line, ray_line = "unhandled system error", "ray: command not found"
+    torch_line, ray_line = "CUDA out of memory", "ray: command not found"
     diagnosis = diagnose_reports(
-        log("OSError: No space left on device", nccl_line, ray_line), log(ray_line), log(nccl_line)
+        log("OSError: No space left on device", torch_line, ray_line),
+        log(ray_line),
+        log(torch_line),
     )
 
     assert kinds(diagnosis) == [
+        ("now", "gpu-out-of-memory"),
         ("now", "ray-missing"),
-        ("now", "nccl-system-error"),
         ("now", "disk-full"),
     ]
 
@@ -156,7 +158,7 @@ def test_failures_after_readiness_count() -> None:
 def test_old_failures_are_resolved() -> None:
     """If they are half an hour older than the last one."""
     assert kinds(diagnose_reports(log((90000, GLOO), (30, "CUDA out of memory")))) == [
-        ("now", "gpu-memory-short"),
+        ("now", "gpu-out-of-memory"),
         ("over", "gloo-interface"),
     ]
 
@@ -245,7 +247,7 @@ def test_the_supervisors_last_fault_comes_first() -> None:
     ]
     assert (
         diagnosis.findings[0].evidence[0].line
-        == "keeper: fault of server chat: no completion came back (rank PP1 on gpu02):"
+        == "server chat: no completion came back (rank PP1 on gpu02):"
         " ValueError: odd"
     )
     assert diagnosis.findings[2].evidence[0].what == "server chat"
@@ -261,10 +263,9 @@ def test_a_known_cause_is_a_separate_finding() -> None:
         )
     )
 
-    assert kinds(diagnosis) == [("now", "server-died"), ("now", "gpu-memory-short")]
+    assert kinds(diagnosis) == [("now", "server-died"), ("now", "gpu-out-of-memory")]
     assert (
-        diagnosis.findings[0].evidence[0].line
-        == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
+        diagnosis.findings[0].evidence[0].line == "server chat: a rank is dead (rank PP1 on gpu02)"
     )
 
 
@@ -282,8 +283,7 @@ def test_an_unknown_cause_is_shown_with_its_process() -> None:
     ).findings[0]
 
     assert (
-        finding.evidence[0].line
-        == "keeper: fault of server chat: vLLM ended with exit code 1 (Worker_PP1 pid=7 on"
+        finding.evidence[0].line == "server chat: vLLM ended with exit code 1 (Worker_PP1 pid=7 on"
         " gpu02): KeyError: 'x'"
     )
 
@@ -461,8 +461,7 @@ def test_a_hanging_rank() -> None:
 
     assert kinds(diagnosis) == [("now", "rank-hangs"), ("perhaps", "rank-silent")]
     assert diagnosis.findings[0].evidence[0].line == (
-        "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin"
-        " (worker.py:13)"
+        "server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin (worker.py:13)"
     )
     assert diagnosis.has_problem
 
@@ -474,7 +473,7 @@ def test_a_hang_of_an_unknown_rank() -> None:
     diagnosis = diagnose_reports(NodeReport(supervisor_files=record("chat", "ready", **unknown)))
 
     assert diagnosis.findings[0].evidence[0].line == (
-        f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
+        f"server chat hangs: {reason}; {WEDGE.observations[0]}"
     )
 
 
@@ -499,7 +498,7 @@ def test_a_fault_of_a_hanging_rank() -> None:
     """The record keeps its name, also after the server has recovered."""
     text = "no step had ended for 300 s: rank TP1 on gpu02 in _spin (worker.py:13)"
     hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
-    line = f"keeper: fault of server chat: {text}"
+    line = f"server chat: {text}"
 
     diagnosis = diagnose_reports(NodeReport(supervisor_files=record("chat", "pausing", hang)))
     assert kinds(diagnosis) == [("now", "rank-hangs")]

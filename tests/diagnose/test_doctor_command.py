@@ -135,7 +135,7 @@ def test_the_supervisors_last_fault_is_the_first_evidence(cluster: Cluster) -> N
     assert lines[1] == "  CAUSE     gpu01: a server crashed or failed to start"
     assert "gpu01, server chat, 2026-11-21" in lines[2]
     assert lines[2].endswith(
-        "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
+        "server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
 from launcher.core.transport import Command
-from launcher.failures.explain import docker_error, explain
+from launcher.failures.explain import docker_error
 from launcher.ssh import docker_api
 from launcher.ssh.fleet import Fleet
 from tests.ssh import sshd

@@ -54,8 +54,11 @@ def modules() -> Iterator[str]:
 
 @cache
 def references() -> dict[str, set[str]]:
-    """Return the modules that refer to each entry."""
+    """Return the modules, and the files of known failures, that refer to each entry."""
     found: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "launcher/failures").glob("*.yaml"):
+        for text in re.findall(r"@\{([\w.-]+)\}", path.read_text()):
+            found[text].add(path.relative_to(ROOT).as_posix())
     for file in modules():
         for text in literals(file):
             if REFERENCE.fullmatch(text):
