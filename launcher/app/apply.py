@@ -187,7 +187,7 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     first = failed[0]
     title = steps[first.node].title
     same = [answer.node for answer in failed if steps[answer.node].title == title]
-    known = explain(first.err + "\n" + first.out)
+    failure = explain(first.err + "\n" + first.out)
     outcome = _describe_failure(first, steps[first.node])
     others = [
         f"{answer.node}: {answer.tail}"
@@ -198,9 +198,11 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     ]
     return NodeError(
         fold(same),
-        f"{title} failed ({known.cause if known else outcome})",
+        f"{title} failed ({failure.cause if failure else outcome})",
         evidence=[first.tail or outcome, *others],
-        hint=known.fix if known else "run `vlaunch doctor`; `--verbose` shows the remote commands",
+        hint=failure.fix
+        if failure
+        else "run `vlaunch doctor`; `--verbose` shows the remote commands",
     )
 
 

@@ -240,8 +240,8 @@ class _JobWatcher:
         log = "\n".join(self._lines)
         hint = error.hint
         if not hint:
-            known = explain("\n".join((error.message, error.evidence, log)))
-            hint = known.batch if known else f"read its log: {_log_command(self._watched)}"
+            failure = explain("\n".join((error.message, error.evidence, log)))
+            hint = failure.batch if failure else f"read its log: {_log_command(self._watched)}"
         refused = progress.state == "refused"
         nodes = self._site.nodes
         return BatchError(
@@ -255,13 +255,13 @@ class _JobWatcher:
         """Return the error of a driver that exited without a report."""
         title = f"{self._watched.title}: its driver {_end_phrase(update)}"
         log = "\n".join(self._lines)
-        known = explain(f"{log}\n{update.message}")
+        failure = explain(f"{log}\n{update.message}")
         tail = list(self._lines)[-8:] or update.message.splitlines()[-8:]
-        if known is not None:
+        if failure is not None:
             return BatchError(
-                f"{title}: {known.cause}",
-                evidence=list(dict.fromkeys([known.line, *tail])),
-                hint=f"{known.batch}\n{retry_hint}",
+                f"{title}: {failure.cause}",
+                evidence=list(dict.fromkeys([failure.line, *tail])),
+                hint=f"{failure.batch}\n{retry_hint}",
             )
         if _was_killed(update):
             tail = update.message.splitlines()[:1]  # a killed driver logs no reason

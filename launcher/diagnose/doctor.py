@@ -14,10 +14,11 @@ from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
 from launcher.diagnose.evidence import find_first_error
 from launcher.failures.explain import explain
+from launcher.failures.hangs import describe_hangs
 from launcher.failures.match import Match, fill, find_failures
 from launcher.failures.table import Failure, load_failures
 from launcher.network.nccl_log import VERSION
-from launcher.tools import diagnosis, known_hangs, vllm
+from launcher.tools import diagnosis, vllm
 from launcher.tools.diagnosis import (
     DRIVER,
     ContainerState,
@@ -170,11 +171,15 @@ def _find_evidence(
             matches = list(_find_in_log(log, rdma=rdma))
             times = diagnosis.line_times(log, now) if matches else []
             for match in matches:
-                line, at = _evidence_line(log, match), times[match.line]
-                what = log.title
                 yield (
                     match.failure.id,
-                    EvidenceLine(node=name, what=what, line=line, at=at, name=match.name),
+                    EvidenceLine(
+                        node=name,
+                        what=log.title,
+                        line=_evidence_line(log, match),
+                        at=times[match.line],
+                        name=match.name,
+                    ),
                 )
         for id_, line in (*_state_evidence(name, report), *_record_evidence(name, report)):
             yield id_, line
@@ -332,7 +337,7 @@ def _known_hangs(node: str, report: NodeReport, now: float) -> Iterator[Evidence
     drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
-    for text in known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib):
+    for text in describe_hangs(nccl, drivers, gpus, ib=ib):
         yield EvidenceLine(node=node, what="versions", line=text[:_WIDTH], at=now)
 
 
@@ -405,8 +410,8 @@ def _rank_findings(
     """Return the findings, most likely first: causes, possible causes, effects, resolved ones; then
     earlier before later, and more nodes before fewer, else in the table's order.
     """
-    known = load_failures()
-    matched = [failure for id_, failure in known.items() if id_ in evidence]
+    failures = load_failures()
+    matched = [failure for id_, failure in failures.items() if id_ in evidence]
     failed = [
         line.at
         for failure in matched

@@ -21,8 +21,11 @@ LAYERS = {
     "batch": "Batch jobs",
     "cluster": "Clusters of vlaunch",
 }
-_PACKED = ("id", "layer", "kind", "match", "unless", "needs", "rdma", "explains", "cause", "fix")
-_PACKED += ("vlaunch", "batch", "lines")
+# Fields of an entry that archives need.
+_PACKED = (
+    *("id", "layer", "kind", "match", "unless", "needs", "rdma", "explains"),
+    *("cause", "fix", "vlaunch", "batch", "lines"),
+)
 
 
 @cache

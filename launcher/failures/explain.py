@@ -45,7 +45,7 @@ def explain(text: str, *, mode: str = "*") -> Explanation | None:
 
 def docker_error(node: str, text: str) -> NodeError | None:
     """Return the error of a node whose Docker client failed with a known cause."""
-    known = explain(text)
-    if known is None or not known.id.startswith("docker-"):
+    failure = explain(text)
+    if failure is None or not failure.id.startswith("docker-"):
         return None
-    return NodeError(node, known.cause, evidence=text, hint=known.fix)
+    return NodeError(node, failure.cause, evidence=text, hint=failure.fix)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from .. import upstream
 from .data import load_entries
@@ -21,6 +21,22 @@ _SET = re.compile(r"(?<!\\)\[\^?\]?(?:\\.|[^\]\\])*\]")
 _GROUP = re.compile(r"(?<!\\)\((?:\?:|\?P<\w+>)?((?:\\.|[^()|?\\])(?:\\.|[^()|\\])*)\)(?![*?{])")
 _OTHER_GROUP = re.compile(r"(?<!\\)\((?:\\.|[^()\\])*\)(?:[*+?]|\{[\d,]+\})*")
 _SYMBOL = re.compile(r"\\.|\{\d*,?\d*\}|.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Versions of NCCL or the driver that hang: from `first` to before `below`; with `gpu` (a
+    pattern) only on such GPUs, with `ib` only over InfiniBand or RoCE.
+    """
+
+    program: Literal["NCCL", "driver"]
+    first: str
+    below: str
+    gpu: str = ""
+    ib: bool = False
+    circumstances: str
+    advice: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +58,7 @@ class Failure:
         vlaunch: the fix in a cluster of vlaunch, if it differs.
         batch: the fix in a batch job, by its mode; `*` for all modes.
         lines: lines to show as evidence.
+        hangs: versions with this failure.
         note, source, versions, example: for the documentation; the example is also a test.
     """
 
@@ -58,6 +75,7 @@ class Failure:
     vlaunch: str = ""
     batch: Mapping[str, str] = field(default_factory=dict)
     lines: int = 1
+    hangs: tuple[Hang, ...] = ()
     note: str = ""
     source: str = ""
     versions: str = ""
@@ -112,13 +130,14 @@ def compile_patterns(text: str) -> tuple[Pattern, ...]:
     return tuple(patterns)
 
 
-def _build_failure(entry: Mapping[str, object]) -> Failure:
-    fields = {
+def _build_failure(entry: Mapping[str, Any]) -> Failure:
+    fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
     }
     batch = entry.get("batch", {})
     fields["batch"] = batch if isinstance(batch, Mapping) else {"*": batch}
-    return Failure(**fields)  # type: ignore[arg-type]  # tests validate the files
+    fields["hangs"] = tuple(Hang(**hang) for hang in entry.get("hangs", ()))
+    return Failure(**fields)
 
 
 def _alternatives(pattern: str) -> list[str]:

@@ -68,8 +68,8 @@ def find_cause(
             )
         return match.cause, line, match.choose_fix()
     if memlock is not None and memlock < ENOUGH_MEMLOCK and is_tcp:
-        known = load_failures()[_MEMLOCK]
-        return known.cause, f"memlock limit: {memlock // 1024} KiB", known.choose_fix()
+        failure = load_failures()[_MEMLOCK]
+        return failure.cause, f"memlock limit: {memlock // 1024} KiB", failure.choose_fix()
     return None
 
 

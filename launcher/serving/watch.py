@@ -272,16 +272,16 @@ class _StartWatcher:
         """Yield a known cause as soon as it is logged; the full error comes at the end."""
         if _TERMINATED in "\n".join(self.lines):
             return  # an exit after SIGTERM is no failure
-        known = explain("\n".join(self.new_lines))
-        fatal = known is not None and known.fatal
+        failure = explain("\n".join(self.new_lines))
+        fatal = failure is not None and failure.fatal
         if fatal or (self.fatal_since is not None and (self.new_lines or self.listening)):
             # It runs: a fatal-looking line may have been retried or ignored.
             self.fatal_since = self.clock()
-        if known is None or known.id in _VAGUE or known.cause in self.warned:
+        if failure is None or failure.id in _VAGUE or failure.cause in self.warned:
             return  # The error at the end, with the complete log, is more precise.
-        self.warned.add(known.cause)
+        self.warned.add(failure.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
-        text = f"{known.cause}: {known.line}"
+        text = f"{failure.cause}: {failure.line}"
         yield Event(kind="warning", stage=_STAGE, text=text, state=state)
 
     def _raise_if_refused(self) -> None:
@@ -377,12 +377,12 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     evidence = [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
     node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
     log = [*evidence, *lines]
-    known = explain("\n".join([cause, *log]))
+    failure = explain("\n".join([cause, *log]))
     raised = vllm.find_exception("\n".join(log))
     exception = cause or (raised.text if raised else "")
     if raised and raised.text[:_LINE] != exception[:_LINE]:
         raised = None  # the agent's cause is more precise
-    specific = None if known is None or (known.id in _VAGUE and exception) else known
+    specific = None if failure is None or (failure.id in _VAGUE and exception) else failure
     headline = specific.cause if specific else exception or outcome
     headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
     origin = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
@@ -393,7 +393,7 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     texts.append(outcome)
     if specific is None and raised is None:
         texts += (evidence or list(lines))[-8:]
-    hints = [known.fix if known else "find the cause: `vlaunch doctor`"]
+    hints = [failure.fix if failure else "find the cause: `vlaunch doctor`"]
     if hung:
         hints.append(f"stop it: `vlaunch stop {server.name}`")
     return ServerError(

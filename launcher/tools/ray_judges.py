@@ -202,14 +202,14 @@ def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Seq
             # The container was removed after the check saw it exit.
             explained.append(_container_gone(finding.node, answer))
             continue
-        known = explain(answer.out + answer.err)
+        failure = explain(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
             failed(
                 finding.node,
-                finding.text + (f": {known.cause}" if known else ""),
-                evidence=known.line if known else (tail or finding.evidence),
-                fix=known.fix if known else finding.fix,
+                finding.text + (f": {failure.cause}" if failure else ""),
+                evidence=failure.line if failure else (tail or finding.evidence),
+                fix=failure.fix if failure else finding.fix,
             )
         )
     return explained

@@ -148,8 +148,8 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
     text = f"a container sees {format_count(gpu_count, 'GPU')}, {node.gpus} declared"
     if gpu_count == node.gpus:
         text, fix = "the GPUs could not be tested", f"run `nvidia-smi` on {node.name}"
-    if known := explain(answer.err + "\n" + answer.out):
-        text, fix = known.cause, known.fix
+    if failure := explain(answer.err + "\n" + answer.out):
+        text, fix = failure.cause, failure.fix
     return failed(node, text, evidence=answer.tail, fix=fix)
 
 
