@@ -181,8 +181,8 @@ def _find_evidence(
                         name=match.name,
                     ),
                 )
-        for id_, line in (*_state_evidence(name, report), *_record_evidence(name, report)):
-            yield id_, line
+        yield from _state_evidence(name, report)
+        yield from _record_evidence(name, report)
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         yield _UNREACHABLE, EvidenceLine(node=name, what="login", line=line, at=now)

@@ -70,9 +70,10 @@ def find_failures(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -
     return [best[index][1] for index in sorted(best)]
 
 
-def first_failure(lines: Sequence[str], *, mode: str = "") -> Match | None:
+def first_failure(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -> Match | None:
     """Return the most likely failure of a log: the first cause, or else the first effect."""
-    return min(find_failures(lines, mode=mode), key=lambda match: match.rank, default=None)
+    matches = find_failures(lines, rdma=rdma, mode=mode)
+    return min(matches, key=lambda match: match.rank, default=None)
 
 
 class _Log:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from launcher.core.check import Finding, failed, passed, warned
 from launcher.core.domain import LEVEL_LABELS, LEVELS, Level, fold
+from launcher.failures.match import first_failure
 from launcher.network import causes, nccl_log
 from launcher.network.nccl_log import NcclLink, Reading
 from launcher.network.probe.network_links import KIND_LEVELS, KINDS, Kind, link_kind
@@ -106,8 +107,10 @@ def judge(
     else:
         findings = [_level_finding(reading, worst, require, hardware)]
         findings += _coverage_findings(reading)
-    if reading.alarms and all(finding.status == "pass" for finding in findings):
-        findings.append(_alarm_finding(reading))
+    evidence = "\n".join(finding.evidence for finding in findings)
+    if alarms := [text for text in reading.alarms if text not in evidence]:
+        good = all(finding.status == "pass" for finding in findings)
+        findings.append(_alarm_finding(reading, alarms, good=good))
     return (*findings, *_completeness_findings(reading))
 
 
@@ -157,15 +160,19 @@ def judge_files(
     return (*findings, *alone)
 
 
-def _alarm_finding(reading: Reading) -> Finding:
-    hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
-    count = len(reading.alarms)
+def _alarm_finding(reading: Reading, alarms: Sequence[str], *, good: bool) -> Finding:
+    """Return a finding with all of NCCL's warnings, and the cause of the first known one."""
+    hosts = sorted({host for text in alarms for host in reading.warnings[text] if host})
+    count = len(alarms)
     text = "NCCL logged a warning" if count == 1 else f"NCCL logged {count} different warnings"
+    failure = first_failure(alarms, rdma=True)
     return warned(
         fold(hosts) if hosts else "",
-        f"{text}, but its links are good",
-        evidence="\n".join(list(reading.alarms)[:2]),
-        fix="find it in the log; then check the network: `vlaunch check --group network`",
+        text + ", but its links are good" * good + (f": {failure.cause}" if failure else ""),
+        evidence="\n".join(alarms),
+        fix=failure.choose_fix(elsewhere=True)
+        if failure
+        else "find it in the log; then check the network: `vlaunch check --group network`",
     )
 
 
