@@ -21,6 +21,7 @@ from launcher.planner.choice import (
 )
 from launcher.planner.estimate import Range
 from launcher.tools import vllm
+from launcher.tools.placement import split_evenly
 
 _MAX_ALTERNATIVES = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
@@ -133,7 +134,8 @@ def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iter
 def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
     cluster, current = question.cluster, plan.layout
     shapes = {_layout_key(current)}
-    default = Layout(tp=cluster.gpus_per_node, pp=len(cluster.hosts))
+    tp, pp = split_evenly([host.gpus for host in cluster.hosts])
+    default = Layout(tp=tp, pp=pp)
     valid = not tp_objection(question.model, default.tp) and _fills_stages(question, default)
     defaults = (default,) if valid else ()
     for layout in (*defaults, *candidate_layouts(question.model, cluster)):

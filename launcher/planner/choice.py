@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from launcher.planner.architecture import Architecture
-from launcher.planner.cluster import Cluster
+from launcher.planner.cluster import Cluster, PlanHost
 from launcher.planner.estimate import Estimate, GpuModel, PlannedEngine, Range, estimate_replica
 from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import count_kv_copies, partition_layers
 from launcher.planner.measurement import MeasuredStart, apply_measurement
 from launcher.planner.versions import CURRENT
-from launcher.tools.placement import explain_heads
+from launcher.tools.placement import explain_heads, split_evenly
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
@@ -157,7 +157,7 @@ def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]
     sizes = [tp for tp in range(1, gpus + 1) if gpus % tp == 0]
     for tp in sizes:
         yield from _node_layouts(model, cluster, tp)
-    widest = max(tp for tp in sizes if tp == 1 or not tp_objection(model, tp, expert_parallel=True))
+    widest = _widest_tp(model, gpus)
     objection = tp_objection(model, gpus, expert_parallel=True)
     if objection and len(model.layers) >= gpus // widest:
         text = f"{objection.text}: TP {widest}, and pipeline stages for the rest"
@@ -171,7 +171,16 @@ def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]
         text = "each GPU runs its own attention, without copies of KV, and experts are shared"
         reasons = (Reason("dp-attention", text),)
         yield Layout(tp=1, dp=gpus, experts=True, coupled=True, reasons=reasons)
-    yield from _multi_node_layouts(model, cluster, widest)
+    yield from _multi_node_layouts(model, cluster)
+
+
+def _widest_tp(model: Architecture, gpus: int) -> int:
+    """Return the largest TP that the model allows and that divides a number of GPUs."""
+    return max(
+        tp
+        for tp in range(1, gpus + 1)
+        if gpus % tp == 0 and (tp == 1 or not tp_objection(model, tp, expert_parallel=True))
+    )
 
 
 def _copies_kv_cache(model: Architecture, gpus: int) -> bool:
@@ -194,8 +203,9 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
         yield Layout(tp=tp, experts=True, reasons=(objection, whole_experts))
 
 
-def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Layout]:
-    count, stages = len(cluster.hosts), cluster.gpus_per_node // widest
+def _multi_node_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]:
+    count = len(cluster.hosts)
+    widest = _widest_tp(model, split_evenly([host.gpus for host in cluster.hosts])[0])
     experts = tp_objection(model, widest) is not None
     total_tp = widest * count
     can_span = count > 1 and not tp_objection(model, total_tp)
@@ -203,12 +213,13 @@ def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> I
         text = "one GPU a node, and RDMA between them: TP over nodes"
         yield Layout(tp=total_tp, reasons=(Reason("rdma-of-single-gpus", text),))
     for nodes in range(2, count + 1):
-        if nodes * stages > len(model.layers):
+        stages = sum(host.gpus // widest for host in cluster.hosts[:nodes])
+        if stages > len(model.layers):
             break
         reason = Reason(
             "nodes", f"the model needs {nodes} nodes: TP inside, pipeline stages between them"
         )
-        yield Layout(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
+        yield Layout(tp=widest, pp=stages, experts=experts, reasons=(reason,))
     if count > 1 and model.experts and cluster.link.rdma:
         text = "RDMA between nodes: each GPU runs its own attention, experts are sharded"
         yield Layout(
@@ -255,16 +266,15 @@ class PlanQuestion:
         cluster = self.cluster
         if layout.gpus_per_unit <= cluster.gpus_per_node or layout.coupled or layout.servers > 1:
             return (cluster.smallest,) * layout.pp
-        per_node = max(1, cluster.gpus_per_node // layout.tp)
-        last = len(cluster.hosts) - 1
-        return tuple(cluster.hosts[min(at // per_node, last)].gpu for at in range(layout.pp))
+        gpus = [host.gpu for host in cluster.hosts for _ in range(max(1, host.gpus // layout.tp))]
+        return tuple(gpus[min(at, len(gpus) - 1)] for at in range(layout.pp))
 
     def _estimate_layout(self, layout: Layout, flags: EngineFlags) -> Estimate:
         engine = PlannedEngine(
             gpus=self.stage_gpus(layout),
             tp=layout.tp,
             dp=layout.dp if layout.coupled else 1,
-            nodes=-(-layout.gpus_per_unit // self.cluster.gpus_per_node),
+            nodes=len(next(_node_groups(layout, self.cluster), self.cluster.hosts)),
             flags=replace(
                 flags,
                 length=flags.length or self.demand.context,
@@ -311,9 +321,18 @@ def place_replicas(layout: Layout, cluster: Cluster) -> tuple[tuple[str, int], .
     gpus = layout.gpus_per_unit
     if gpus <= cluster.gpus_per_node:
         return tuple((host.name, gpus) for host in cluster.hosts for _ in range(host.gpus // gpus))
-    nodes = -(-gpus // cluster.gpus_per_node)
-    heads = cluster.hosts[: len(cluster.hosts) // nodes * nodes : nodes]
-    return tuple((host.name, gpus // nodes) for host in heads)
+    groups = _node_groups(layout, cluster)
+    return tuple((hosts[0].name, min(gpus, hosts[0].gpus)) for hosts in groups)
+
+
+def _node_groups(layout: Layout, cluster: Cluster) -> Iterator[tuple[PlanHost, ...]]:
+    """Yield the nodes of each unit: one after the other, as many as it needs."""
+    group: list[PlanHost] = []
+    for host in cluster.hosts:
+        group.append(host)
+        if sum(member.gpus for member in group) >= layout.gpus_per_unit:
+            yield tuple(group)
+            group = []
 
 
 def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> PlannedLayout:

@@ -89,7 +89,6 @@ def _describe_model(name: str, question: PlanQuestion) -> str:
 def _describe_cluster(question: PlanQuestion) -> str:
     cluster = question.cluster
     names = fold([host.name for host in cluster.hosts])
-    gpu = cluster.smallest
     link = cluster.link
     link_text = "not measured"
     if link.gbps:
@@ -99,7 +98,16 @@ def _describe_cluster(question: PlanQuestion) -> str:
     elif link.rdma:
         link_text = "RDMA, not measured"
     between = f"; between nodes: {link_text}" if len(cluster.hosts) > 1 else ""
-    return f"{names}: {cluster.gpus_per_node} × {gpu.name} ({gpu.memory_gib:.1f} GiB) each{between}"
+    counts = {host.gpus for host in cluster.hosts}
+    gpu = f"{cluster.smallest.name} ({cluster.smallest.memory_gib:.1f} GiB)"
+    if len(counts) == 1:
+        return f"{names}: {cluster.gpus_per_node} × {gpu} each{between}"
+    groups = {
+        count: fold([host.name for host in cluster.hosts if host.gpus == count])
+        for count in sorted(counts, reverse=True)
+    }
+    shares = ", ".join(f"{count} on {nodes}" for count, nodes in groups.items())
+    return f"{names}: {cluster.gpus} × {gpu}: {shares}{between}"
 
 
 def _describe_memory(stage: StageMemory) -> str:

@@ -382,7 +382,10 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
         return 1, 1, "there is one GPU"
     if count == 1:
         return total, 1, "one node: TP across its GPUs, no pipeline"
-    return _gpus_per_node(inventory), count, "TP = GPUs per node, PP = nodes"
+    tp, pp = split_evenly([node.gpus for node in inventory.nodes])
+    even = pp == count
+    reason = "TP = GPUs per node, PP = nodes" if even else "stages of equal size use all GPUs"
+    return tp, pp, reason
 
 
 def _is_single_gpu_rdma_cluster(inventory: Inventory) -> bool:
@@ -391,19 +394,12 @@ def _is_single_gpu_rdma_cluster(inventory: Inventory) -> bool:
     return single and len(inventory.nodes) > 1 and inventory.fabric != "ethernet"
 
 
-def _gpus_per_node(inventory: Inventory) -> int:
-    sizes = {node.gpus for node in inventory.nodes}
-    if len(sizes) == 1:
-        return sizes.pop()
-    common, total = gcd(*sizes), inventory.gpus
-    options = [f"`--tp {common} --pp {total // common}`"]
-    if common > 1:
-        options.append(f"`--tp 1 --pp {total}`")
-    raise PlacementError(
-        "the nodes have different numbers of GPUs, so TP = GPUs per node is undefined",
-        evidence=describe_gpus(inventory),
-        hint=f"choose a layout that keeps TP groups inside nodes: {' or '.join(options)}",
-    )
+def split_evenly(gpus: Sequence[int]) -> tuple[int, int]:
+    """Return the TP and the PP that use all GPUs of nodes, with the ranks of a stage on one node:
+    TP = GPUs per node and PP = nodes, if all nodes have the same number.
+    """
+    tp = gcd(*gpus)
+    return tp, sum(gpus) // tp
 
 
 def _other_size(inventory: Inventory, option: str, size: int) -> int:

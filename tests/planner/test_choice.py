@@ -25,10 +25,12 @@ from launcher.planner.choice import (
 from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
 from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import EngineFlags
+from launcher.planner.plan_view import plan_rows
 from launcher.planner.weights import GIB
 from launcher.tools import placement
 from launcher.tools.model import shape_of
 from tests.planner import models
+from tests.tools.test_placement import cluster as inventory
 
 H100 = GpuModel(name="H100", memory_gib=79.18)
 L40S = GpuModel(name="L40S", memory_gib=44.4)
@@ -373,3 +375,43 @@ def test_an_explicit_length_counts() -> None:
     longer = replace(problem, flags=EngineFlags(length=65536))
     assert problem.judge_layout(Layout(tp=1)).estimate.length == 4096
     assert longer.judge_layout(Layout(tp=1)).estimate.length == 65536
+
+
+UNEVEN = [
+    *((4, 2), (8, 4, 4), (8, 4), (2, 4), (8, 6), (4, 4, 2), (8, 2), (6, 4), (2, 2, 4, 4)),
+    *((8, 8, 4), (4, 8, 8), (1, 2)),
+]
+
+
+@pytest.mark.parametrize("counts", UNEVEN, ids=str)
+def test_uneven_nodes_are_used_completely(counts: tuple[int, ...]) -> None:
+    """By `plan`, for a model that needs all of them, and by `serve`, which chooses the same."""
+    config = {**models.LLAMA_8B, "num_hidden_layers": 80}
+    hosts = tuple(PlanHost(name=f"n{at}", gpus=gpus, gpu=L40S) for at, gpus in enumerate(counts))
+    asked = question(config, sum(counts) * 34.0, Cluster(hosts=hosts))
+    plan = choose_layout(asked)
+    served = placement.choose_placement(inventory(*counts), None, None, config)
+
+    assert (plan.layout.tp, plan.layout.pp) == (served.tp, served.pp)
+    assert plan.layout.gpus_per_replica == sum(counts) == served.tp * served.pp
+    assert plan.verdict != "does-not-fit"
+    smaller = replace(plan.layout, pp=plan.layout.pp - 1, exact=True)
+    assert asked.judge_layout(smaller).requests("likely") < plan.requests("likely")
+
+
+def test_a_small_model_has_replicas_on_all_uneven_nodes() -> None:
+    """Not only as many on each node as the smallest one has room for."""
+    hosts = tuple(PlanHost(name=f"n{at}", gpus=gpus, gpu=H100) for at, gpus in enumerate((4, 2)))
+    plan = choose_layout(question(models.LLAMA_8B, 15.0, Cluster(hosts=hosts)))
+
+    assert (plan.layout.tp, plan.layout.dp) == (1, 6)
+    assert [name for name, _ in plan.placement] == ["n0"] * 4 + ["n1"] * 2
+
+
+def test_uneven_nodes_are_described_as_they_are() -> None:
+    """Not as the smallest one, times the number of nodes."""
+    hosts = tuple(PlanHost(name=f"n{at}", gpus=gpus, gpu=H100) for at, gpus in enumerate((8, 4, 4)))
+    asked = question(models.LLAMA_8B, 15.0, Cluster(hosts=hosts))
+    text = "\n".join(plan_rows("m", asked, choose_layout(asked), ()))
+
+    assert "16 × H100 (79.2 GiB): 8 on n0, 4 on n[1-2]" in text

@@ -74,7 +74,6 @@ def test_sizes(
             "4 key/value heads",
         ),
         ((8, 8), 3, None, None, "TP 3 does not divide the cluster's 16 GPUs"),
-        ((8, 4), None, None, None, "different numbers of GPUs"),
         ((8,), None, None, {"text_config": {"num_attention_heads": 20}}, "20 attention heads"),
     ],
 )
