@@ -347,7 +347,8 @@ def _arguments_gate(site: Site, job: Job) -> Gate:
     if job.row_kind == "request":
         argv = ("vllm", "serve", job.model, *to_flags({**lora, **job.engine.args}))
         return command_gate(site, site.head, argv, {})
-    return engine_gate(site, {"model": job.model, **lora, **job.engine.args})
+    sizes = {"tensor_parallel_size": job.engine.tp, "pipeline_parallel_size": job.engine.pp}
+    return engine_gate(site, {"model": job.model, **sizes, **lora, **job.engine.args})
 
 
 def _next_id(name: str, snapshot: BatchSnapshot) -> str:

@@ -31,6 +31,7 @@ class _Report:
     """Report of `parser.py`: vLLM's messages, an error that stopped it, similar names, versions."""
 
     mistakes: tuple[decode.Text, ...]
+    warnings: Annotated[tuple[decode.Text, ...], decode.Default(())] = ()
     error: decode.Text = ""
     similar: Mapping[str, decode.Text]
     vllm: Annotated[str, decode.Default("")] = ""
@@ -79,6 +80,7 @@ def _judge(node: Node, what: str, answers: Answers) -> Sequence[Finding]:
         return [_unchecked(node, error.brief)]
     versions = judge_support(report.vllm, report.ray)
     doubtful = [finding for finding in versions if finding.status in ("warn", "fail")]
+    doubtful += [_doubt(text) for text in report.warnings]
     if not report.mistakes:
         passes = passed("", f"vLLM {report.vllm}: {what}")
         return [*doubtful, _unchecked(node, report.error) if report.error else passes]
@@ -95,6 +97,12 @@ def _judge(node: Node, what: str, answers: Answers) -> Sequence[Finding]:
         fix="\n".join(hints),
     )
     return [*doubtful, rejected]
+
+
+def _doubt(text: str) -> Finding:
+    """Return a warning of the program, whose fix follows its last colon."""
+    problem, _, fix = untrusted.single_line(text).rpartition(": ")
+    return warned("", problem, fix=fix)
 
 
 def _unchecked(node: Node, reason: str) -> Finding:

