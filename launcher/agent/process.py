@@ -27,6 +27,10 @@ _LINES, _WIDTH = 60, 400
 _CATCH_UP = 2.0  # seconds for a loaded node to read an engine's last output
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 # requests of our own, and lines that come with them
+# An engine's process that died before the first one, which ends in order then.
+_EXITS = re.compile(upstream.any_of("vllm.worker-exit-code", "vllm.core-exit-code"))
+_OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"  # of this container, with version 2
 _NOISE = re.compile(rf'"(?:GET|POST) /\S* HTTP/1\.[01]"|{upstream.text("vllm.throughput-line")}')
 
 
@@ -48,6 +52,7 @@ class LocalEngine:
         self._before = ""
         self._grace = self._kill_at = 0.0
         self._terminated = False
+        self._oom_kills = 0
 
     @property
     def evidence(self) -> str:
@@ -74,6 +79,7 @@ class LocalEngine:
         """Start it, with vLLM's watchdog; a program that cannot be started counts as exited."""
         self.last, self.ended, self._terminated, self._telling = generation, "", False, []
         self._tail.clear()
+        self._oom_kills = _count_oom_kills()
         environment = {**os.environ, **env, MARK: self._mark}
         # No folder of its own: the SSH user could not remove a folder of the container's user.
         folder = os.path.dirname(self.log)
@@ -122,6 +128,11 @@ class LocalEngine:
             if self._reader:  # its last words; another holder of the pipe may be silent for long
                 self._reader.join(0.2 if self._living_processes(process.pid) else _CATCH_UP)
             self.ended = _describe_exit(code)
+            if code >= 0 and (match := _EXITS.search("\n".join([*self._telling, *self._tail]))):
+                name, number = filter(None, match.groups())
+                self.ended += f": its process {name} {_describe_exit(int(number))}"
+            if _count_oom_kills() > self._oom_kills:
+                self.ended += ": the kernel killed a process of this container for lack of memory"
             self._append(f"{ENDS}{self.ended}\n".encode())
             self.stop(self._grace)
         late = time.monotonic() >= self._kill_at
@@ -270,3 +281,13 @@ def _describe_exit(code: int) -> str:
     names = {number.value: number.name for number in signal.Signals}
     hint = " (by hand, or for lack of memory)" if code == -signal.SIGKILL else ""
     return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"
+
+
+def _count_oom_kills() -> int:
+    """Return how many processes of this container the kernel has killed for lack of memory."""
+    try:
+        with open(_MEMORY_EVENTS, "rb") as file:
+            match = _OOM_KILLS.search(file.read())
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

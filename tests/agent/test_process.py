@@ -91,6 +91,45 @@ def test_an_exited_engine(start: Start) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        (
+            "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.",
+            "VllmWorker-1 was killed by SIGKILL (by hand, or for lack of memory)",
+        ),
+        (
+            "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore':"
+            " -11}",
+            "EngineCore was killed by SIGSEGV",
+        ),
+    ],
+)
+def test_a_killed_process_is_named(start: Start, line: str, how: str) -> None:
+    """vLLM's first process ends in order after another one was killed."""
+    engine = start(f"print('ERROR 11-24 11:16:45 [x.py:1] ' + {line!r})")
+    over(engine)
+
+    assert engine.ended == f"ended with exit code 0: its process {how}"
+
+
+@pytest.mark.processes
+def test_the_kernels_reason(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container's count of killed processes has risen; one of earlier kills says nothing."""
+    events = tmp_path / "memory.events"
+    events.write_text("oom 2\noom_kill 1\noom_group_kill 0\n")
+    monkeypatch.setattr(process, "_MEMORY_EVENTS", str(events))
+    reason = ": the kernel killed a process of this container for lack of memory"
+
+    engine = start("print('well')\nraise SystemExit(3)")
+    over(engine)
+    assert engine.ended == "ended with exit code 3"
+    engine = start(f"open({str(events)!r}, 'w').write('oom_kill 2')\nraise SystemExit(3)", 2)
+    over(engine)
+    assert engine.ended == f"ended with exit code 3{reason}"
+
+
+@pytest.mark.processes
 def test_request_logs_are_no_evidence(start: Start) -> None:
     """A healthy log ends with requests and counters."""
     engine = start(

@@ -145,6 +145,8 @@ def test_vllm_checks_the_adapters_of_a_job(load: Load, tmp_path: Path, form: str
     else:
         assert json.loads(query.argv[-1]) == {
             "model": "org/m",
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
             "enable_lora": True,
             "lora_modules": ["sql=/l/sql"],
         }
