@@ -15,14 +15,17 @@ _Version = Annotated[str, decode.Default("")]
 class ContainerView:
     """A container's view of itself; missing items are empty.
 
-    `memlock` is in bytes (None: unlimited or unknown), `ipc_lock` the capability IPC_LOCK,
-    `libibverbs` the library's path.
+    `memlock` is in bytes (None: unlimited or unknown), `ipc_lock` the capability IPC_LOCK, `files`
+    and `pids` the limits on open files and on threads (None: unlimited or unknown), `libibverbs`
+    the library's path.
     """
 
     python: str
     memlock: int | None = None
     memlock_unlimited: bool = False
     ipc_lock: bool | None = None
+    files: int | None = None
+    pids: int | None = None
     infiniband: tuple[str, ...] = ()
     imex: tuple[str, ...] = ()
     libibverbs: decode.Text = ""

@@ -95,7 +95,7 @@ def parse_processes(text: str) -> tuple[GpuProcess, ...]:
 
 
 def parse_fabric(text: str) -> NvlinkFabric:
-    """Parse `switch`, `state` and `service` lines.
+    """Parse `switch`, `state`, `service`, `iommu` and `acs` lines.
 
     GPUs without a state report `[N/A]`, or `N/A` (driver 580, an H100 without NVSwitches).
     """
@@ -105,4 +105,6 @@ def parse_fabric(text: str) -> NvlinkFabric:
         switches=sum(key == "switch" for key, _, _ in lines),
         states=tuple(state for state in states if state not in ("", "N/A") and state[0] != "["),
         service=next((value.strip() for key, _, value in lines if key == "service"), ""),
+        iommu=tuple(sorted({value.strip() for key, _, value in lines if key == "iommu"} - {""})),
+        redirects=sum(int(n) for key, _, n in lines if key == "acs" and n.strip().isdecimal()),
     )

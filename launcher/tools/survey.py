@@ -78,13 +78,16 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkFabric:
-    """NVLink fabric: number of NVSwitches, registration state of each GPU that has one
-    (`Completed`), and systemd's state of Fabric Manager.
+    """Fabric between GPUs: number of NVSwitches, registration state of each GPU that has one
+    (`Completed`), systemd's state of Fabric Manager, the types of the GPUs' IOMMU groups
+    (`identity`, `DMA`, `DMA-FQ`), and the number of PCIe bridges that redirect peer access.
     """
 
     switches: int = 0
     states: tuple[str, ...] = ()
     service: str = ""
+    iommu: tuple[str, ...] = ()
+    redirects: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,7 @@ class Survey:
     """
 
     system: str = ""
+    machine: str = ""
     kernel: str = ""
     uid: int | None = None
     cpus: int | None = None

@@ -31,6 +31,7 @@ def parse_survey(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
     names = list(_match_lookups(output("names"))) if output_if_ok("names") is not None else None
     return Survey(
         system=system.get("system", ""),
+        machine=system.get("machine", ""),
         kernel=system.get("kernel", ""),
         uid=_parse_int(system.get("uid")),
         cpus=_parse_int(system.get("cpus")),

@@ -32,6 +32,7 @@ SKIPPED = {
     "libibverbs",
     "memlock",
     "next-boot",
+    "peer-access",
     "privileged",
     "rdma-container",
     "rdma-devices",

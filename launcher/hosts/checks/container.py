@@ -23,6 +23,10 @@ from launcher.tools.supported_versions import judge_support
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
 _RECREATE = "run `vlaunch down` and `vlaunch up`"
+# vLLM and Ray start some hundreds of threads per GPU; Ray recommends 65,536 files, and needs about
+# 10 per worker and connection.
+_ENOUGH_PIDS, _ENOUGH_FILES = 4096, 4096
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname's names, and Docker's
 # CUresult codes (cuda.h) that nvidia-smi does not notice, with causes and fixes.
 _CUDA_ERRORS = {
     802: (
@@ -211,6 +215,43 @@ def _judge_ipc_lock(name: str, inside: ContainerView) -> Finding:
     )
 
 
+def _judge_limits(name: str, inside: ContainerView) -> Finding:
+    if inside.pids is not None and inside.pids < _ENOUGH_PIDS:
+        return failed(
+            name,
+            f"the container may have only {inside.pids} processes and threads",
+            fix=(
+                f"raise Docker's `--pids-limit` or systemd's `TasksMax` on {name} to {_ENOUGH_PIDS}"
+                f" or more, then {_RECREATE}"
+            ),
+        )
+    if inside.files is not None and inside.files < _ENOUGH_FILES:
+        return failed(
+            name,
+            f"the container may open only {inside.files} files",
+            fix=(
+                f"on {name}: set `default-ulimits` for `nofile` to {_ENOUGH_FILES} in"
+                f" /etc/docker/daemon.json, restart Docker, then {_RECREATE}"
+            ),
+        )
+    return passed(name, "enough threads and open files")
+
+
+def _judge_architecture(host: Host) -> Finding:
+    image = host.facts.images.get(host.inventory.image)
+    machine = host.survey.machine if host.survey else ""
+    if image is None or not image.architecture or not machine:
+        return skipped(host, "the image is not on this node yet: `vlaunch up` fetches it")
+    own = _ARCHITECTURES.get(machine, machine)
+    if image.architecture == own:
+        return passed(host, own)
+    return failed(
+        host,
+        f"the image is for {image.architecture}, {host.name} is {own}",
+        fix=f"set an image for {own} as `image:` of {host.name}'s cluster",
+    )
+
+
 def _judge_libibverbs(name: str, inside: ContainerView) -> Finding:
     if inside.libibverbs:
         return passed(name, inside.libibverbs)
@@ -300,6 +341,14 @@ CHECKS = (
         needs=("docker",),
     ),
     Check(
+        id="architecture",
+        what="the image is for the node's CPU",
+        why="another one ends at once with `exec format error`",
+        judge=per_host(_judge_architecture),
+        group="image",
+        needs=("docker",),
+    ),
+    Check(
         id="supported-versions",
         what="the versions of vLLM and Ray are ones that vlaunch was checked with",
         why="flags, log lines and metrics, which vlaunch relies on, change between versions",
@@ -328,6 +377,14 @@ CHECKS = (
             "Python", lambda inside: inside.python, "the container reported no Python version"
         ),
         group="image",
+        needs=("docker",),
+    ),
+    Check(
+        id="process-limits",
+        what="the containers may have enough threads and open files",
+        why="with few, libraries fail later: `pthread_create failed`, `Too many open files`",
+        judge=_per_container(_judge_limits),
+        group="docker",
         needs=("docker",),
     ),
 )

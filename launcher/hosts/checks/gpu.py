@@ -237,6 +237,30 @@ def _judge_fabric(host: Host) -> Finding:
     )
 
 
+def _judge_peer_access(host: Host) -> Finding:
+    """Judge peer access over PCIe; NVLink needs none, and a single GPU has no peer."""
+    survey = host.survey
+    fabric = survey.nvlink if survey else None
+    if survey is None or fabric is None:
+        return skipped(host, NOT_SURVEYED)
+    paths = [path for gpu in survey.gpus for path in gpu.peers.values()]
+    if not paths or all(path.startswith("NV") for path in paths):
+        return passed(host, "the GPUs need no peer access over PCIe")
+    translated = [kind for kind in fabric.iommu if kind.startswith("DMA")]
+    if not translated and not fabric.redirects:
+        return passed(host, "the GPUs reach each other over PCIe")
+    text = "an IOMMU translates the GPUs' memory access"
+    fix = "add `iommu=pt` to the kernel's command line and reboot"
+    if not translated:
+        text = f"{format_count(fabric.redirects, 'PCIe bridge')} with ACS send peer access upstream"
+        fix = "turn ACS off in the BIOS, or on each bridge with `setpci`"
+    return warned(
+        host,
+        f"{text}: NCCL can hang or be slow between GPUs without NVLink",
+        fix=f'{fix} on {host.name}; or set NCCL_P2P_DISABLE: "1" under `env:`',
+    )
+
+
 def image_cuda(host: Host) -> str:
     """Return the CUDA version in the image's environment; empty if unknown."""
     image = host.facts.images.get(host.inventory.image)
@@ -426,6 +450,15 @@ CHECKS = (
             " lists the GPUs"
         ),
         judge=per_host(_judge_fabric),
+        group="accelerator",
+        skip_reason=skip_unless_nvidia,
+        needs=("accelerator",),
+    ),
+    Check(
+        id="peer-access",
+        what="GPUs without NVLink reach each other over PCIe",
+        why="with an IOMMU or ACS between them, NCCL hangs or computes wrong sums over PCIe",
+        judge=per_host(_judge_peer_access),
         group="accelerator",
         skip_reason=skip_unless_nvidia,
         needs=("accelerator",),

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 
+PIDS = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # cgroup version 2 and 1
 LIBRARIES = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib"
 IPC_LOCK = 14  # bit in CapEff (include/uapi/linux/capability.h)
 
@@ -43,6 +44,14 @@ def list_names(folder: str) -> "list[str]":
         return []
 
 
+def read_pids_limit() -> "int | None":
+    """Return the container's limit on processes and threads; None if there is none."""
+    for path in PIDS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return int(file.read())
+    return None
+
+
 def find_libibverbs() -> str:
     """Return the path of libibverbs, which NCCL needs for RDMA."""
     library_path = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
@@ -56,10 +65,13 @@ def find_libibverbs() -> str:
 def main() -> None:
     """Print the view."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     view = {
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "memlock_unlimited": soft == resource.RLIM_INFINITY,
         "ipc_lock": has_ipc_lock(),
+        "files": None if files == resource.RLIM_INFINITY else files,
+        "pids": read_pids_limit(),
         "infiniband": list_names("/dev/infiniband"),
         "imex": list_names("/dev/nvidia-caps-imex-channels"),
         "libibverbs": find_libibverbs(),

@@ -69,6 +69,7 @@ def survey(**changed: Any) -> Survey:
     """Return a healthy node's survey, with changes."""
     good = Survey(
         port_range=(32768, 60999),
+        machine="x86_64",
         kernel="6.8.0-50-generic",
         uid=1000,
         memory=1 << 40,

@@ -42,6 +42,27 @@ CASES = (
         inside={"gpu01": {"ipc_lock": False}},
     ),
     Case(
+        id="process-limits",
+        red={"gpu02": "fail"},
+        text="may have only 512 processes and threads",
+        fix="`TasksMax` on gpu02",
+        inside={"gpu02": {"pids": 512}, "gpu01": {"pids": 100000}},
+    ),
+    Case(
+        id="process-limits",
+        red={"gpu01": "fail"},
+        text="may open only 1024 files",
+        fix="`default-ulimits` for `nofile`",
+        inside={"gpu01": {"files": 1024}, "gpu02": {"files": 1048576}},
+    ),
+    Case(
+        id="architecture",
+        red={"gpu03": "fail"},
+        text="the image is for amd64, gpu03 is arm64",
+        fix="set an image for arm64",
+        survey={"gpu03": {"machine": "aarch64"}},
+    ),
+    Case(
         id="libibverbs",
         red=dict.fromkeys(NODES, "fail"),
         text="no libibverbs.so.1",

@@ -41,6 +41,8 @@ GB200 = (replace(GPU, name="NVIDIA GB200"), replace(GPU, name="NVIDIA GB200", in
 PRESENT: dict[str, dict[str, object]] = {"*": {"gpus": GB200}}
 CHANNEL = {"*": {"imex": ("channel0",)}}
 UNSEEN = {"*": {"error": "no such image"}}
+PCIE = (GpuState(index=0, peers={"GPU1": "PHB"}), GpuState(index=1, peers={"GPU0": "PHB"}))
+NVLINKED = (GpuState(index=0, peers={"GPU1": "NV18"}), GpuState(index=1, peers={"GPU0": "NV18"}))
 DEVICE = "devices: [/dev/nvidia-caps-imex-channels/channel0]"
 
 CASES = (
@@ -83,6 +85,27 @@ CASES = (
         survey={
             "*": {"nvlink": NvlinkFabric(switches=6, service="active")},
             "gpu01": {"nvlink": NvlinkFabric(switches=6, service="inactive")},
+        },
+    ),
+    Case(
+        id="peer-access",
+        red={"gpu02": "warn"},
+        text="an IOMMU translates the GPUs' memory access",
+        fix="`iommu=pt` to the kernel's command line and reboot on gpu02",
+        survey={
+            "*": {"gpus": PCIE, "nvlink": NvlinkFabric(iommu=("identity",))},
+            "gpu02": {"gpus": PCIE, "nvlink": NvlinkFabric(iommu=("DMA-FQ",), redirects=2)},
+            "gpu03": {"gpus": NVLINKED, "nvlink": NvlinkFabric(iommu=("DMA",))},
+        },
+    ),
+    Case(
+        id="peer-access",
+        red={"gpu03": "warn"},
+        text="2 PCIe bridges with ACS send peer access upstream",
+        fix="turn ACS off",
+        survey={
+            "*": {"gpus": NVLINKED, "nvlink": NvlinkFabric(redirects=4, iommu=("DMA",))},
+            "gpu03": {"gpus": PCIE, "nvlink": NvlinkFabric(redirects=2)},
         },
     ),
     Case(
