@@ -14,7 +14,7 @@ from benchmarks import layout
 from launcher.cli.main import COMMANDS, cli, run_command
 from launcher.core.check import Finding
 from launcher.hosts.checks import catalogue
-from launcher.network import causes, levels, nccl_log, network_shape
+from launcher.network import levels, nccl_log, network_shape
 from launcher.network import network_view as ui
 from launcher.network.probe_command import Collective
 from scripts import reference
@@ -248,7 +248,7 @@ def test_the_site_is_short() -> None:
     counts = {page: _count_words(page) for page in DOCS.rglob("*.md") if page not in LISTS}
     generated = {page for page in reference.pages() if page in counts}
 
-    assert sum(counts.values()) <= 25_000
+    assert sum(counts.values()) <= 26_000
     assert [page.name for page in counts.keys() - generated if counts[page] > 1_800] == []
     assert [
         page.name
@@ -266,21 +266,6 @@ def test_the_network_page_explains_every_mark_of_the_matrix() -> None:
     text = NETWORK.read_text()
 
     assert [name for name in ui.MARKS if f"`{name}`" not in text] == []
-
-
-def test_the_network_page_has_every_cause() -> None:
-    """One row each, plus one for a container without devices and one for a wrong device name."""
-    section = NETWORK.read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
-
-    assert len(rows) == len(causes.TABLE) + 2
-    for entry in causes.TABLE:
-        terms = [
-            term for term in re.findall(r"[A-Za-z]{4,}", entry.cause) if not term.startswith("NCCL")
-        ]
-        assert any(all(term.lower()[:4] in row.lower() for term in terms[-2:]) for row in rows), (
-            entry.cause
-        )
 
 
 def test_the_network_page_explains_every_field() -> None:
