@@ -253,11 +253,7 @@ def test_the_site_is_short() -> None:
     assert [
         page.name
         for page, count in counts.items()
-        if count > 2_100
-        and page.name
-        not in (
-            "checks.md",
-        )
+        if count > 2_100 and page.name not in ("checks.md",)
     ] == []
 
 

@@ -64,7 +64,7 @@ _FIRST = (_REFUSED, *_STATES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceLine:
     """A line of a log, with its node, the log's title, its time in seconds since 1970 by that
-    node's clock, and the name in it that completes the cause.
+    node's clock, the name in it that completes the cause, and the weight of its pattern.
     """
 
     node: str
@@ -72,6 +72,7 @@ class EvidenceLine:
     line: str
     at: float | None = None
     name: str = ""
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,7 @@ def _find_evidence(
                         line=_evidence_line(log, match),
                         at=times[match.line],
                         name=match.name,
+                        weight=match.weight,
                     ),
                 )
         yield from _state_evidence(name, report)
@@ -225,9 +227,9 @@ def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFindin
 
 
 def _first_unknown_error(log: Log) -> int | None:
-    """Return the index of the first error in a log, if it is no line of a known failure."""
-    index = find_first_error(log.lines)
-    return None if index in {match.line for match in find_failures(log.lines)} else index
+    """Return the index of the first error in a log that is no line of a known failure."""
+    known = {match.line for match in find_failures(log.lines, rdma=True)}
+    return find_first_error(["" if at in known else line for at, line in enumerate(log.lines)])
 
 
 def _evidence_line(log: Log, match: Match) -> str:
@@ -408,7 +410,7 @@ def _rank_findings(
     evidence: Mapping[str, Sequence[EvidenceLine]], ready: _ReadyTimes, *, elsewhere: bool
 ) -> list[DiagnosisFinding]:
     """Return the findings, most likely first: causes, possible causes, effects, resolved ones; then
-    earlier before later, and more nodes before fewer, else in the table's order.
+    earlier before later, more nodes before fewer, and specific patterns before general ones.
     """
     failures = load_failures()
     matched = [failure for id_, failure in failures.items() if id_ in evidence]
@@ -460,12 +462,13 @@ def _build_finding(
     )
 
 
-def _sort_key(finding: DiagnosisFinding) -> tuple[int, int, float, int]:
+def _sort_key(finding: DiagnosisFinding) -> tuple[int, int, float, int, int]:
     order = (*_FIRST, finding.id).index(finding.id)
     # The first line shown is the earliest, except for those of `_FIRST`, which rank by that order.
     at = finding.evidence[0].at
     earliest = math.inf if at is None else at
-    return KINDS.index(finding.kind), order, earliest, -len(finding.nodes)
+    weight = max(line.weight for line in finding.evidence)
+    return KINDS.index(finding.kind), order, earliest, -len(finding.nodes), -weight
 
 
 def _choose_evidence(lines: Sequence[EvidenceLine], *, latest: bool) -> list[EvidenceLine]:

@@ -51,7 +51,17 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, object]:
     """Return a diagnosis as JSON data."""
     return {
         "found": diagnosis.has_problem,
-        "findings": [{**asdict(finding), "docs": finding.docs} for finding in diagnosis.findings],
+        "findings": [
+            {
+                **asdict(finding),
+                "evidence": [
+                    {"node": line.node, "what": line.what, "line": line.line, "at": line.at}
+                    for line in finding.evidence
+                ],
+                "docs": finding.docs,
+            }
+            for finding in diagnosis.findings
+        ],
         "looked": {
             "nodes": list(diagnosis.nodes),
             "logs": diagnosis.logs,

@@ -1,7 +1,8 @@
 """Logs from files and from standard input, for `vlaunch doctor --log`.
 
-A line belongs to the pod or host in its prefix, of `kubectl logs --prefix` (`[pod/NAME/CONTAINER]
-…`) or journalctl's short formats (`… HOST UNIT[PID]: …`), otherwise to the file.
+A line belongs to the pod, container or host in its prefix, of `kubectl logs --prefix`
+(`[pod/NAME/CONTAINER] …`), `docker compose logs` (`NAME-1 | …`) or journalctl's short formats (`…
+HOST UNIT[PID]: …`), otherwise to the file.
 """
 
 import bz2
@@ -19,6 +20,7 @@ from launcher.app.terminal import say
 from launcher.core import sizes, untrusted
 from launcher.core.errors import RequestError
 from launcher.core.secret_patterns import redact_secrets
+from launcher.failures.frames import split_lines
 from launcher.tools.diagnosis import Log, NodeReport, make_log
 
 _MOST, _LINES = 16 << 20, 200_000  # bytes and lines of one text; the end of longer ones
@@ -26,6 +28,7 @@ _MAX_FILES = 5000  # in an archive
 _ALL, _ALL_LINES = 256 << 20, 4_000_000  # of an archive; the beginning of larger ones
 _HINT = "use a file, the archive of `vlaunch collect`, or `-` for standard input"
 _KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")
+_COMPOSE = re.compile(r"([a-zA-Z0-9][\w.-]{0,250}-\d{1,4}) +\| (.*)")
 # Nov 22 10:00:00 host unit[12]: text; or the first column is 2026-11-22T10:00:00+00:00.
 _JOURNAL = re.compile(
     r"((?:[A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]{8,15}(?:Z|[+-]\d\d:?\d\d)))"
@@ -170,9 +173,11 @@ def _read_end(file: IO[bytes], name: str) -> bytes:
 
 def _split_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
     """Yield the node, the log and the text of each line."""
-    for line in untrusted.sanitize(text.replace("\r", "\n")).splitlines():
+    for line in split_lines(untrusted.sanitize(text.replace("\r", "\n")), copied=True):
         if match := _KUBECTL.match(line):
             yield match[1], match[2], match[3]
+        elif match := _COMPOSE.match(line):
+            yield match[1], "", match[2]
         elif match := _JOURNAL.match(line):
             yield match[2], match[3], f"{match[1]} {match[4]}"
         else:

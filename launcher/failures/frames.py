@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:Z|[+-]\d\d:?\d\d))?"
 _FRAME = re.compile(
@@ -38,6 +38,7 @@ _FRAME = re.compile(
 _MAX_PARTS = 8
 _JSON_FIELDS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TERMINAL = range(60, 260)  # columns at which copied text may be broken
+_BROKEN = 3  # lines of full width
 
 
 def strip_frame(line: str) -> str:
@@ -51,12 +52,14 @@ def strip_frame(line: str) -> str:
     return line[position:] if position else line
 
 
-def split_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text: those within JSON, and those that a terminal broke as one."""
-    lines: Iterable[str] = text.replace("\r", "\n").split("\n")
+def split_lines(text: str, *, copied: bool = False) -> list[str]:
+    """Return the lines of a text, and those within JSON; in text that was `copied` from a terminal,
+    lines that it broke are one.
+    """
+    lines = text.replace("\r", "\n").split("\n")
     if '{"' in text:
-        lines = (part for line in lines for part in _split_json(line))
-    return _join_broken(list(lines))
+        lines = [part for line in lines for part in _split_json(line)]
+    return list(_join_broken(lines)) if copied else lines
 
 
 def _split_json(line: str) -> list[str]:
@@ -76,14 +79,10 @@ def _split_json(line: str) -> list[str]:
 def _join_broken(lines: list[str]) -> Iterator[str]:
     """Yield lines, joined where a terminal broke them: several lines have its width, none more."""
     width = max(map(len, lines), default=0)
-    if width not in _TERMINAL or Counter(map(len, lines))[width] < 3:
-        yield from lines
-        return
+    is_broken = width in _TERMINAL and Counter(map(len, lines))[width] >= _BROKEN
     joined = ""
-    for line in lines:
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
         joined += line
-        if len(line) < width:
+        if not (is_broken and len(line) == width and strip_frame(following) == following):
             yield joined
             joined = ""
-    if joined:
-        yield joined

@@ -17,12 +17,15 @@ _KINDS = ("cause", "possible", "effect")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Line with a known failure: its index in the log, and the name in it."""
+    """Line with a known failure: its index in the log, the name in it, the end of the match in the
+    line without its frame, and the weight of the pattern.
+    """
 
     failure: Failure
     line: int
     name: str = ""
-    end: int = 0  # of the match in the line without its frame
+    end: int = 0
+    weight: int = 0
 
     @property
     def cause(self) -> str:
@@ -66,7 +69,7 @@ def find_failures(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -
             rank = (failure.kind != "effect", weight)
             if index not in best or best[index][0] < rank:
                 name = next((group for group in match.groups() if group), "")
-                best[index] = rank, Match(failure, index, name, match.end())
+                best[index] = rank, Match(failure, index, name, match.end(), weight)
     return [best[index][1] for index in sorted(best)]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from launcher.agent import state
 from launcher.core import shell, untrusted
 from launcher.core.domain import Argv
+from launcher.failures.frames import split_lines
 
 # parts of the output
 STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
@@ -184,7 +185,7 @@ def server_log_title(name: str) -> str:
 def make_log(name: str, title: str, text: str, zone: float = 0.0) -> Log:
     """Create a log from its text; truncates lines to the length that is searched."""
     lines, stamps = list[str](), dict[int, str]()
-    for line in untrusted.sanitize(text.replace("\r", "\n")).split("\n"):
+    for line in map(untrusted.sanitize, split_lines(untrusted.sanitize(text.replace("\r", "\n")))):
         if not line.strip():
             continue
         if name.startswith("log-") and (match := _STAMP.match(line)):

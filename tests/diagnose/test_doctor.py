@@ -39,14 +39,18 @@ def log(*lines: str | tuple[float, str], part: str = "engine-1", title: str = "s
 
 
 def diagnose_reports(
-    *nodes: NodeReport | Log, rdma: bool = False, since: float | None = None, **missing: str
+    *nodes: NodeReport | Log,
+    rdma: bool = False,
+    since: float | None = None,
+    elsewhere: bool = False,
+    **missing: str,
 ) -> Diagnosis:
     """Diagnose reports of nodes; a log becomes a report with this log only."""
     reports = {
         f"gpu{number:02d}": report if isinstance(report, NodeReport) else NodeReport(logs=(report,))
         for number, report in enumerate(nodes, 1)
     }
-    return diagnose(reports, missing, rdma=rdma, now=NOW, since=since)
+    return diagnose(reports, missing, rdma=rdma, now=NOW, since=since, elsewhere=elsewhere)
 
 
 def kinds(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -104,6 +108,40 @@ def test_without_times_more_nodes_come_first_and_then_the_table() -> None:
         ("now", "ray-missing"),
         ("now", "disk-full"),
     ]
+
+
+NEW = "RuntimeError: the flux capacitor is not aligned"
+
+
+def test_an_error_without_an_entry_is_shown() -> None:
+    """With its line; it is a problem, unlike a log without errors, and one of an earlier start."""
+    diagnosis = diagnose_reports(log("INFO fine", f"(Worker pid=7) {NEW}"), elsewhere=True)
+    (finding,) = diagnosis.findings
+
+    assert (finding.id, finding.kind, diagnosis.has_problem) == ("unknown", "unknown", True)
+    assert finding.evidence[0].line == f"(Worker pid=7) {NEW}"
+    assert "NCCL_DEBUG=INFO" in finding.fix
+    healthy = diagnose_reports(log(NEW, "Application startup complete."), elsewhere=True)
+    assert not healthy.has_problem
+
+
+def test_an_error_without_an_entry_explains_an_effect() -> None:
+    """Not if a cause is known, and not on a cluster where nothing failed."""
+    assert kinds(diagnose_reports(log((9, NEW), (8, DEAD)))) == [
+        ("unknown", "unknown"),
+        ("after", "rank-died"),
+    ]
+    assert kinds(diagnose_reports(log((9, NEW), (8, GLOO)), elsewhere=True)) == [
+        ("now", "gloo-interface")
+    ]
+    assert kinds(diagnose_reports(log(NEW))) == []
+
+
+def test_evidence_shows_what_matched() -> None:
+    """At the end of a long line, and on the lines below it."""
+    long = diagnose_reports(log("x " * 300 + GLOO)).findings[0].evidence[0].line
+    assert "connectFullMesh" in long
+    assert len(long) <= 300
 
 
 def test_a_possible_cause_is_no_failure() -> None:

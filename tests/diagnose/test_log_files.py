@@ -33,10 +33,14 @@ JOURNAL = (
                 "gpu02": {"kernel": ("2026-11-22T10:00:02+0000 two",)},
             },
         ),
+        (
+            'head-1  | one\nworker-12 | {"log": "two\\n", "stream": "stderr"}\n',
+            {"head-1": {"log": ("one",)}, "worker-12": {"log": ("two",)}},
+        ),
         ("INFO a: b\n a | b\nplain\n", {"FILE": {"log": ("INFO a: b", " a | b", "plain")}}),
         ("", {}),
     ],
-    ids=["kubectl", "journal", "none", "empty"],
+    ids=["kubectl", "journal", "compose", "none", "empty"],
 )
 def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Every tool has its own; lines without one are the file's."""

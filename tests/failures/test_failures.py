@@ -153,7 +153,7 @@ def test_lines(line: str, cause: str | None) -> None:
 def test_every_entry_knows_its_example(failure: Failure) -> None:
     """No other entry is more specific."""
     mode = next(iter(failure.batch), "") if failure.layer == "batch" else ""
-    lines = list(split_lines(failure.example))
+    lines = split_lines(failure.example)
     matches = find_failures(lines, rdma=failure.rdma, mode=mode)
 
     assert failure.id in [match.failure.id for match in matches]
@@ -237,6 +237,6 @@ def _public(folder: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("entry", _public(""), ids=lambda entry: entry["source"])
 def test_healthy_public_logs_have_no_failure(entry: dict[str, str]) -> None:
     """Warnings of servers that work."""
-    found = find_failures(list(split_lines(entry["log"])))
+    found = find_failures(split_lines(entry["log"]))
 
     assert [match.failure.id for match in found if match.failure.kind != "possible"] == []

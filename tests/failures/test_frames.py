@@ -53,14 +53,14 @@ def test_lines_in_json(field: str) -> None:
     """Of Docker's driver, of loggers, journalctl and clouds; one message may have several lines."""
     line = json.dumps({field: f'File "x"\n{TEXT}\n', "time": "2026-11-20T20:14:02Z"})
 
-    assert list(split_lines(f"before\n{line}")) == ["before", 'File "x"', TEXT]
+    assert split_lines(f"before\n{line}") == ["before", 'File "x"', TEXT]
 
 
 def test_other_json_stays() -> None:
     """Broken, without a message, or with a message that is no text."""
     lines = ['{"a": 1}', '{"log": 7}', '{"log": "x"', 'specs=[{"GPU": 1.0}]']
 
-    assert list(split_lines("\n".join(lines))) == lines
+    assert split_lines("\n".join(lines)) == lines
 
 
 def test_lines_that_a_terminal_broke() -> None:
@@ -69,7 +69,9 @@ def test_lines_that_a_terminal_broke() -> None:
     text = f"{'x' * 70} {TEXT} {'y' * 200}"
     broken = [text[start : start + width] for start in range(0, len(text), width)]
 
-    assert list(split_lines("\n".join(["first", *broken, "last"]))) == ["first", text, "last"]
-    found = first_failure(list(split_lines("\n".join(broken))))
+    lines = "\n".join(["first", *broken, "[rank0]: last"])
+    assert split_lines(lines, copied=True) == ["first", text, "[rank0]: last"]
+    assert split_lines(lines) == lines.split("\n")
+    found = first_failure(split_lines(lines, copied=True))
     assert found is not None
     assert found.failure.id == "disk-full"
