@@ -28,7 +28,7 @@ def find_first_error(lines: Sequence[str]) -> int | None:
     start = ready[-1] + 1 if ready else 0
     rest = [strip_frame(line) for line in lines[start:]]
     errors = [index for index, line in enumerate(rest) if _ERROR.search(line)][:1]
-    raised = find_exception(lines[start:], or_consequence=True)
+    raised = find_exception(lines[start:])
     if raised is not None:
         errors.append(raised.first)
     return start + min(errors) if errors else None
