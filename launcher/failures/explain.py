@@ -1,5 +1,6 @@
 """Known causes of errors of commands and servers, from their output."""
 
+import re
 from dataclasses import dataclass
 
 from launcher.core import untrusted
@@ -8,13 +9,15 @@ from launcher.failures.frames import split_lines
 from launcher.failures.match import first_failure
 
 _LINE = 400  # characters
+_WARNING = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Known failure in a text, with its line.
 
-    `fatal` ones do not resolve by waiting; `batch` is the fix in a batch job.
+    `fatal` ones do not resolve by waiting, unlike downloads, which are optional or repeated, and
+    what vLLM logs as a warning; `vague` ones are effects; `batch` is the fix in a batch job.
     """
 
     id: str
@@ -22,6 +25,7 @@ class Explanation:
     cause: str
     fix: str
     fatal: bool
+    vague: bool
     batch: str
 
 
@@ -38,7 +42,12 @@ def explain(text: str, *, mode: str = "*") -> Explanation | None:
         line=lines[match.line].strip()[:_LINE],
         cause=match.cause,
         fix=match.choose_fix(),
-        fatal=match.failure.kind != "possible",
+        fatal=(
+            match.failure.kind != "possible"
+            and match.failure.layer != "hub"
+            and not _WARNING.search(lines[match.line])
+        ),
+        vague=match.failure.kind == "effect",
         batch=match.choose_fix(mode=mode),
     )
 

@@ -44,8 +44,6 @@ _STAGE = "serve"
 _TERMINATED = "*** SIGTERM received"
 # characters of an exception in an error's first line; the evidence has all of it
 _LINE = 160
-# generic failures; the exception is more precise
-_VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +275,7 @@ class _StartWatcher:
         if fatal or (self.fatal_since is not None and (self.new_lines or self.listening)):
             # It runs: a fatal-looking line may have been retried or ignored.
             self.fatal_since = self.clock()
-        if failure is None or failure.id in _VAGUE or failure.cause in self.warned:
+        if failure is None or failure.vague or failure.cause in self.warned:
             return  # The error at the end, with the complete log, is more precise.
         self.warned.add(failure.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
@@ -382,7 +380,7 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     exception = cause or (raised.text if raised else "")
     if raised and raised.text[:_LINE] != exception[:_LINE]:
         raised = None  # the agent's cause is more precise
-    specific = None if failure is None or (failure.id in _VAGUE and exception) else failure
+    specific = None if failure is None or (failure.vague and exception) else failure
     headline = specific.cause if specific else exception or outcome
     headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
     origin = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
