@@ -41,11 +41,12 @@ def doctor(
     """Find the likely cause of a failure in the logs of all nodes, and its fix.
 
     It compares the ends of the logs of containers, engines, Ray jobs and workers, the messages of
-    Docker and the kernel, and the supervisor's records with known failures. Nothing changes. The
-    exit code is 1 when a problem is found.
+    Docker and the kernel, and the supervisor's records with known failures. An error that is not a
+    known failure is shown as it is. Nothing changes. The exit code is 1 when a problem is found; a
+    possible cause alone is none.
 
-    With --log, it reads other text instead: output of `kubectl logs --prefix` or `journalctl`, a
-    log file, or a bundle of `vlaunch collect`.
+    With --log, it reads other text instead: output of `docker logs`, `docker compose logs`,
+    `kubectl logs --prefix` or `journalctl`, a log file, or a bundle of `vlaunch collect`.
     """
     if sources:
         if names:

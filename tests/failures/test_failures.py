@@ -139,7 +139,8 @@ def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
         (
             "NCCL WARN socketPollConnect: connect to 10.0.0.12<43007> returned Connection refused,"
             " exceeded error retry count after 34 attempts",
-            "NCCL cannot reach the address 10.0.0.12 of another rank: a wrong interface, or a firewall",
+            "NCCL cannot reach the address 10.0.0.12 of another rank: a wrong interface, or a"
+            " firewall",
         ),
         ("INFO: everything is fine", None),
         ("vlaunch: an engine of batch job prompts-7990e1e1", None),
