@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from .frames import strip_frame
-from .table import Failure, Pattern, compile_patterns, load_failures
+from .table import WORD, Failure, Pattern, load_failures, parse_patterns
 
 _MAX_MATCHES = 200  # lines of a log per pattern
 _KINDS = ("cause", "possible", "effect")
@@ -86,6 +86,7 @@ class _Log:
         self._lines = [strip_frame(line) for line in lines]
         lowered = [line.lower() for line in self._lines]
         self._text = "\n".join(lowered)
+        self._words = set(WORD.findall(self._text))
         self._starts = [0, *accumulate(len(line) + 1 for line in lowered)]
 
     def find(self, failure: Failure) -> list[tuple[int, int, re.Match[str]]]:
@@ -93,7 +94,7 @@ class _Log:
         found = [
             (index, pattern.weight, match)
             for text in failure.match
-            for pattern in compile_patterns(text)
+            for pattern in parse_patterns(text)
             for index, match in self._search(pattern)
         ]
         if not found or self._has(failure.unless):
@@ -104,12 +105,14 @@ class _Log:
         return any(
             True
             for text in patterns
-            for pattern in compile_patterns(text)
+            for pattern in parse_patterns(text)
             for _ in self._search(pattern)
         )
 
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
         """Yield the first lines that match a pattern, and the matches."""
+        if pattern.word and pattern.word not in self._words:  # much faster than a search
+            return
         position = matches = 0
         while matches < _MAX_MATCHES and position <= len(self._text):
             if (position := self._text.find(pattern.literal, position)) < 0:

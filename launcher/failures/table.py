@@ -20,6 +20,7 @@ _UPSTREAM = re.compile(r"@\{([\w.-]+)\}")
 _SET = re.compile(r"(?<!\\)\[\^?\]?(?:\\.|[^\]\\])*\]")
 _GROUP = re.compile(r"(?<!\\)\((?:\?:|\?P<\w+>)?((?:\\.|[^()|?\\])(?:\\.|[^()|\\])*)\)(?![*?{])")
 _OTHER_GROUP = re.compile(r"(?<!\\)\((?:\\.|[^()\\])*\)(?:[*+?]|\{[\d,]+\})*")
+WORD = re.compile(r"\w+")
 _SYMBOL = re.compile(r"\\.|\{\d*,?\d*\}|.", re.DOTALL)
 
 
@@ -96,15 +97,21 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Compiled pattern of a log line.
+    """Pattern of a log line, with the texts of other programs that it refers to.
 
-    `literal` is in lower case and in all lines that match; `weight` is the number of literal
-    characters: more specific patterns have more.
+    `literal` is in lower case and in all lines that match, `word` its longest complete word;
+    `weight` is the number of literal characters: more specific patterns have more.
     """
 
-    regex: re.Pattern[str]
+    text: str
     literal: str
+    word: str
     weight: int
+
+    @property
+    def regex(self) -> re.Pattern[str]:
+        """The regular expression; few of hundreds are needed for a log."""
+        return _compile(self.text)
 
 
 @cache
@@ -114,8 +121,8 @@ def load_failures() -> Mapping[str, Failure]:
 
 
 @cache
-def compile_patterns(text: str) -> tuple[Pattern, ...]:
-    """Compile a pattern, with the texts of other programs that it refers to.
+def parse_patterns(text: str) -> tuple[Pattern, ...]:
+    """Return a pattern of an entry, with the texts of other programs that it refers to.
 
     A reference alone may have several alternatives, which become a pattern each.
     """
@@ -126,8 +133,14 @@ def compile_patterns(text: str) -> tuple[Pattern, ...]:
     for part in texts:
         literals = list(_literals(part))
         longest, weight = max(literals, key=len).lower(), sum(map(len, literals))
-        patterns.append(Pattern(re.compile(part, re.IGNORECASE), longest, weight))
+        word = max(WORD.findall(f"x{longest}x")[1:-1], key=len, default="")
+        patterns.append(Pattern(part, longest, word, weight))
     return tuple(patterns)
+
+
+@cache
+def _compile(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
 
 
 def _build_failure(entry: Mapping[str, Any]) -> Failure:

@@ -12,7 +12,7 @@ from launcher.failures import data
 from launcher.failures.explain import explain
 from launcher.failures.frames import split_lines
 from launcher.failures.match import find_failures, first_failure
-from launcher.failures.table import MODES, Failure, compile_patterns, load_failures
+from launcher.failures.table import MODES, Failure, load_failures, parse_patterns
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
 FAILURES = load_failures().values()
@@ -98,7 +98,7 @@ def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
         (
             "(Worker pid=7) ERROR 11-24 11:15:42 [x.py:1] RuntimeError: Could not find nvcc and"
             " default cuda_home='/usr/local/cuda' doesn't exist",
-            "the image has no compiler, which vLLM needs during startup",
+            "the image has no nvcc, with which FlashInfer and DeepGEMM compile kernels at run time",
         ),
         ("Port 8000 is already in use, trying port 8001", None),
         ("bash: ray: command not found", "the image has no Ray"),
@@ -184,7 +184,7 @@ def test_entries_are_complete(failure: Failure) -> None:
         assert "  " not in text
     if "{0}" in failure.cause + failure.fix + failure.vlaunch:
         assert any(
-            pattern.regex.groups for text in failure.match for pattern in compile_patterns(text)
+            pattern.regex.groups for text in failure.match for pattern in parse_patterns(text)
         )
 
 
@@ -192,7 +192,7 @@ def test_entries_are_complete(failure: Failure) -> None:
 def test_patterns_have_a_literal(failure: Failure) -> None:
     """A pattern is only tried on lines that have it; without one, all lines would be tried."""
     for text in (*failure.match, *failure.unless, *failure.needs):
-        for pattern in compile_patterns(text):
+        for pattern in parse_patterns(text):
             assert len(pattern.literal.strip()) > 2, text
 
 
@@ -217,7 +217,7 @@ def test_ids_are_unique() -> None:
 )
 def test_the_literal_of_a_pattern(pattern: str, literal: str) -> None:
     """It is in every line that matches, in lower case."""
-    assert compile_patterns(pattern)[0].literal == literal
+    assert parse_patterns(pattern)[0].literal == literal
 
 
 def test_the_most_specific_pattern_wins() -> None:

@@ -443,14 +443,14 @@ def test_a_wrong_argument_is_reported_once_and_first(
     assert raised.value.evidence.endswith("vLLM ended with exit code 1")
 
 
-def test_an_unknown_failure_leads_to_the_doctor() -> None:
-    """The error has its exception, and the hint a command for all nodes."""
+def test_an_unknown_failure_has_its_exception() -> None:
+    """Of the effect, only the fix is used."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
     with pytest.raises(ServerError) as raised:
         follow(*in_pieces(text, 5), failed())
 
     assert "Offline data parallel mode is of a new kind" in raised.value.message
-    assert raised.value.hint.startswith("find the cause: `vlaunch doctor`")
+    assert raised.value.hint.startswith("correct the argument")
 
 
 def test_a_fatal_line_is_reported_at_once() -> None:

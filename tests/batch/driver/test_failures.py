@@ -81,8 +81,8 @@ from launcher.batch.driver.job import Failed
         (
             "engine",
             "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
-            "no compiler",
-            "enforce_eager",
+            "ninja, with which",
+            "PATH",
         ),
         (
             "data-parallel",
