@@ -152,7 +152,9 @@ def diagnose(
     if not any(finding.kind == "now" and finding.id not in _STATES for finding in findings):
         is_failure = any(finding.kind in ("now", "after") for finding in findings)
         if elsewhere or is_failure:
-            findings = sorted([*findings, *_unknown_findings(reports, now)], key=_sort_key)
+            has_effect = any(finding.kind == "after" for finding in findings)
+            unknown = _unknown_findings(reports, now, words=not has_effect)
+            findings = sorted([*findings, *unknown], key=_sort_key)
     return Diagnosis(
         findings=tuple(findings),
         nodes=tuple(reports),
@@ -203,13 +205,13 @@ def _find_in_log(log: Log, *, rdma: bool) -> Iterator[Match]:
             yield match
 
 
-def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFinding]:
-    """Yield the first error of the logs, if there is one."""
+def _unknown_findings(reports: _Reports, now: float, *, words: bool) -> Iterator[DiagnosisFinding]:
+    """Yield the first error of the logs, if there is one (`find_first_error`)."""
     errors = [
         EvidenceLine(node=name, what=log.title, line=log.lines[index].strip()[:_WIDTH], at=times)
         for name, report in reports.items()
         for log in (*report.logs, *_docker_logs(report), *_fault_logs(report))
-        if (index := _first_unknown_error(log)) is not None
+        if (index := _first_unknown_error(log, words=words)) is not None
         for times in diagnosis.line_times(log, now)[index : index + 1]
     ]
     if errors:
@@ -226,10 +228,11 @@ def _unknown_findings(reports: _Reports, now: float) -> Iterator[DiagnosisFindin
         )
 
 
-def _first_unknown_error(log: Log) -> int | None:
+def _first_unknown_error(log: Log, *, words: bool) -> int | None:
     """Return the index of the first error in a log that is no line of a known failure."""
     known = {match.line for match in find_failures(log.lines, rdma=True)}
-    return find_first_error(["" if at in known else line for at, line in enumerate(log.lines)])
+    lines = ["" if at in known else line for at, line in enumerate(log.lines)]
+    return find_first_error(lines, words=words)
 
 
 def _evidence_line(log: Log, match: Match) -> str:

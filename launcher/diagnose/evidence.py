@@ -19,11 +19,22 @@ _ERROR = re.compile(
     rf"|{upstream.text('vllm.died-unexpectedly')}",
     re.IGNORECASE,
 )
+# Words of other errors, in lines that are no mere information or warning.
+_WORD = re.compile(
+    r"\b(?:errors?|failed|failure|fatal|timed out|refused|unable to|cannot|could not|killed"
+    r"|abort\w*|denied|mismatch|unreachable|died)\b",
+    re.IGNORECASE,
+)
+_MILD = re.compile(
+    r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)", re.IGNORECASE
+)
 _READY = re.compile(vllm.API_READY)
 
 
-def find_first_error(lines: Sequence[str]) -> int | None:
-    """Return the index of the first error after the last start; `None` if there is none."""
+def find_first_error(lines: Sequence[str], *, words: bool) -> int | None:
+    """Return the index of the first error after the last start; `None` if there is none. With
+    `words`, a line that only sounds like an error is one, too.
+    """
     ready = [index for index, line in enumerate(lines) if _READY.search(line)]
     start = ready[-1] + 1 if ready else 0
     rest = [strip_frame(line) for line in lines[start:]]
@@ -31,4 +42,7 @@ def find_first_error(lines: Sequence[str]) -> int | None:
     raised = find_exception(lines[start:])
     if raised is not None:
         errors.append(raised.first)
+    if words and not errors:
+        found = (at for at, line in enumerate(rest) if _WORD.search(line))
+        errors = [at for at in found if not _MILD.search(lines[start + at])][:1]
     return start + min(errors) if errors else None
