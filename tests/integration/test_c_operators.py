@@ -126,7 +126,7 @@ def test_the_doctor_names_the_cause(lab_cluster: LabCluster) -> None:
     result = lab_cluster.vlaunch("doctor", "--json")
     diagnosis = json.loads(result.out)
 
-    assert "gpu-memory-short" in {finding["id"] for finding in diagnosis["findings"]}, diagnosis
+    assert "kv-cache-short" in {finding["id"] for finding in diagnosis["findings"]}, diagnosis
     assert diagnosis["gaps"] == []
 
 
