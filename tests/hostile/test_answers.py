@@ -24,6 +24,7 @@ from launcher.core import expectations_file, untrusted
 from launcher.core.domain import Answer
 from launcher.core.errors import VlaunchError
 from launcher.core.expectations import required_level
+from launcher.failures.explain import explain
 from launcher.hosts import checks_view as ui_checks
 from launcher.hosts import container_view, pairs, preflight
 from launcher.hosts.check import Evidence
@@ -46,7 +47,6 @@ from launcher.tools import (
     node_probes,
     ray,
     serving_judges,
-    symptoms,
     vllm,
 )
 from launcher.tools import ray_judges as ray_checks
@@ -411,7 +411,7 @@ BUSY: dict[str, Callable[[str], Any]] = {
     "probe": host_output.parse_probe,
     "processes": gpu_survey.parse_processes,
     "topology": gpu_survey.parse_topology,
-    "symptoms": symptoms.first_match,
+    "failures": explain,
     "plain": untrusted.single_line,
     "ray status": ray.parse_status,
     "exception": vllm.find_exception,
