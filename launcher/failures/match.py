@@ -80,10 +80,13 @@ def first_failure(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -
 
 
 class _Log:
-    """Lines of a log without frames, as one text that is fast to search."""
+    """Different lines of a log without frames, as one text that is fast to search."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self._lines = [strip_frame(line) for line in lines]
+        self._indices: dict[str, list[int]] = {}
+        for index, line in enumerate(lines):
+            self._indices.setdefault(strip_frame(line), []).append(index)
+        self._lines = list(self._indices)
         lowered = [line.lower() for line in self._lines]
         self._text = "\n".join(lowered)
         self._words = set(WORD.findall(self._text))
@@ -111,14 +114,15 @@ class _Log:
 
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
         """Yield the first lines that match a pattern, and the matches."""
-        if pattern.word and pattern.word not in self._words:  # much faster than a search
+        if not pattern.words <= self._words:  # much faster than a search
             return
         position = matches = 0
         while matches < _MAX_MATCHES and position <= len(self._text):
             if (position := self._text.find(pattern.literal, position)) < 0:
                 return
-            index = bisect_right(self._starts, position) - 1
-            if match := pattern.regex.search(self._lines[index]):
-                yield index, match
+            number = bisect_right(self._starts, position) - 1
+            line = self._lines[number]
+            if match := pattern.regex.search(line):
+                yield from ((index, match) for index in self._indices[line][:_MAX_MATCHES])
                 matches += 1
-            position = self._starts[index + 1]
+            position = self._starts[number + 1]

@@ -99,13 +99,13 @@ class Failure:
 class Pattern:
     """Pattern of a log line, with the texts of other programs that it refers to.
 
-    `literal` is in lower case and in all lines that match, `word` its longest complete word;
+    `literal` is in lower case and in all lines that match, `words` are its complete words;
     `weight` is the number of literal characters: more specific patterns have more.
     """
 
     text: str
     literal: str
-    word: str
+    words: frozenset[str]
     weight: int
 
     @property
@@ -133,8 +133,8 @@ def parse_patterns(text: str) -> tuple[Pattern, ...]:
     for part in texts:
         literals = list(_literals(part))
         longest, weight = max(literals, key=len).lower(), sum(map(len, literals))
-        word = max(WORD.findall(f"x{longest}x")[1:-1], key=len, default="")
-        patterns.append(Pattern(part, longest, word, weight))
+        words = frozenset(WORD.findall(f"x{longest}x")[1:-1])
+        patterns.append(Pattern(part, longest, words, weight))
     return tuple(patterns)
 
 

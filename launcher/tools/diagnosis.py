@@ -185,12 +185,13 @@ def server_log_title(name: str) -> str:
 def make_log(name: str, title: str, text: str, zone: float = 0.0) -> Log:
     """Create a log from its text; truncates lines to the length that is searched."""
     lines, stamps = list[str](), dict[int, str]()
-    for line in map(untrusted.sanitize, split_lines(untrusted.sanitize(text.replace("\r", "\n")))):
+    for raw in split_lines(untrusted.sanitize(text.replace("\r", "\n"))):
+        line = raw if raw.isprintable() else untrusted.sanitize(raw)  # JSON hides codes
         if not line.strip():
             continue
         if name.startswith("log-") and (match := _STAMP.match(line)):
             stamps[len(lines)] = match[1] + match[2]
-            line = line[match.end() :]  # noqa: PLW2901 - the line without its stamp
+            line = line[match.end() :]
         lines.append(line[:_LINE])
     return Log(
         part=name,
