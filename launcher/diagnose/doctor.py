@@ -140,7 +140,13 @@ def diagnose(
     """
     oldest = -math.inf if since is None else now - since
     evidence: dict[str, list[EvidenceLine]] = {}
-    for id_, line in _find_evidence(reports, missing, refused, rdma=rdma, now=now):
+    scans = [
+        _LogScan(name, log, tuple(find_failures(log.lines, rdma=rdma)))
+        for name, report in reports.items()
+        for log in (*report.logs, *_docker_logs(report), *_fault_logs(report))
+    ]
+    states = _find_states(reports, missing, refused, now)
+    for id_, line in (*_find_evidence(scans, now), *states):
         if line.at is None or line.at >= oldest:
             evidence.setdefault(id_, []).append(line)
     if RANK_HANGS in evidence:
@@ -153,7 +159,7 @@ def diagnose(
         is_failure = any(finding.kind in ("now", "after") for finding in findings)
         if elsewhere or is_failure:
             has_effect = any(finding.kind == "after" for finding in findings)
-            unknown = _unknown_findings(reports, now, words=not has_effect)
+            unknown = _unknown_findings(scans, now, words=not has_effect)
             findings = sorted([*findings, *unknown], key=_sort_key)
     return Diagnosis(
         findings=tuple(findings),
@@ -165,26 +171,43 @@ def diagnose(
     )
 
 
-def _find_evidence(
-    reports: _Reports, missing: Mapping[str, str], refused: Log | None, *, rdma: bool, now: float
+@dataclass(frozen=True, slots=True)
+class _LogScan:
+    """A log of a node, and the known failures in it."""
+
+    node: str
+    log: Log
+    matches: tuple[Match, ...]
+
+
+def _find_evidence(scans: Sequence[_LogScan], now: float) -> Iterator[tuple[str, EvidenceLine]]:
+    """Yield the lines of logs that show a failure, with its id, without effects of a shutdown."""
+    for scan in scans:
+        log = scan.log
+        times = diagnosis.line_times(log, now) if scan.matches else []
+        shutdowns = _shutdown_ranges(log.lines) if scan.matches else []
+        for match in scan.matches:
+            is_effect = match.failure.kind == "effect"
+            if is_effect and any(match.line in lines for lines in shutdowns):
+                continue
+            yield (
+                match.failure.id,
+                EvidenceLine(
+                    node=scan.node,
+                    what=log.title,
+                    line=_evidence_line(log, match),
+                    at=times[match.line],
+                    name=match.name,
+                    weight=match.weight,
+                ),
+            )
+
+
+def _find_states(
+    reports: _Reports, missing: Mapping[str, str], refused: Log | None, now: float
 ) -> Iterator[tuple[str, EvidenceLine]]:
-    """Yield the lines of all logs and records that show a failure, with its id."""
+    """Yield failures in the states of nodes, containers and servers, and the refused request."""
     for name, report in reports.items():
-        for log in (*report.logs, *_docker_logs(report), *_fault_logs(report)):
-            matches = list(_find_in_log(log, rdma=rdma))
-            times = diagnosis.line_times(log, now) if matches else []
-            for match in matches:
-                yield (
-                    match.failure.id,
-                    EvidenceLine(
-                        node=name,
-                        what=log.title,
-                        line=_evidence_line(log, match),
-                        at=times[match.line],
-                        name=match.name,
-                        weight=match.weight,
-                    ),
-                )
         yield from _state_evidence(name, report)
         yield from _record_evidence(name, report)
     for name, reason in missing.items():
@@ -196,24 +219,17 @@ def _find_evidence(
             yield _REFUSED, EvidenceLine(node="operator", what=refused.title, line=line, at=at)
 
 
-def _find_in_log(log: Log, *, rdma: bool) -> Iterator[Match]:
-    """Yield the failures in a log; the effects of a shutdown are none."""
-    shutdowns = _shutdown_ranges(log.lines)
-    for match in find_failures(log.lines, rdma=rdma):
-        is_effect = match.failure.kind == "effect"
-        if not (is_effect and any(match.line in lines for lines in shutdowns)):
-            yield match
-
-
-def _unknown_findings(reports: _Reports, now: float, *, words: bool) -> Iterator[DiagnosisFinding]:
-    """Yield the first error of the logs, if there is one (`find_first_error`)."""
-    errors = [
-        EvidenceLine(node=name, what=log.title, line=log.lines[index].strip()[:_WIDTH], at=times)
-        for name, report in reports.items()
-        for log in (*report.logs, *_docker_logs(report), *_fault_logs(report))
-        if (index := _first_unknown_error(log, words=words)) is not None
-        for times in diagnosis.line_times(log, now)[index : index + 1]
-    ]
+def _unknown_findings(
+    scans: Sequence[_LogScan], now: float, *, words: bool
+) -> Iterator[DiagnosisFinding]:
+    """Yield the first error of the logs that is no known failure (`find_first_error`)."""
+    errors = []
+    for scan in scans:
+        known, log = {match.line for match in scan.matches}, scan.log
+        lines = ["" if at in known else line for at, line in enumerate(log.lines)]
+        if (index := find_first_error(lines, words=words)) is not None:
+            line, at = lines[index].strip()[:_WIDTH], diagnosis.line_times(log, now)[index]
+            errors.append(EvidenceLine(node=scan.node, what=log.title, line=line, at=at))
     if errors:
         first = min(errors, key=lambda line: math.inf if line.at is None else line.at)
         yield DiagnosisFinding(
@@ -226,13 +242,6 @@ def _unknown_findings(reports: _Reports, now: float, *, words: bool) -> Iterator
             count=1,
             evidence=(first,),
         )
-
-
-def _first_unknown_error(log: Log, *, words: bool) -> int | None:
-    """Return the index of the first error in a log that is no line of a known failure."""
-    known = {match.line for match in find_failures(log.lines, rdma=True)}
-    lines = ["" if at in known else line for at, line in enumerate(log.lines)]
-    return find_first_error(lines, words=words)
 
 
 def _evidence_line(log: Log, match: Match) -> str:

@@ -20,6 +20,7 @@ _UPSTREAM = re.compile(r"@\{([\w.-]+)\}")
 _SET = re.compile(r"(?<!\\)\[\^?\]?(?:\\.|[^\]\\])*\]")
 _GROUP = re.compile(r"(?<!\\)\((?:\?:|\?P<\w+>)?((?:\\.|[^()|?\\])(?:\\.|[^()|\\])*)\)(?![*?{])")
 _OTHER_GROUP = re.compile(r"(?<!\\)\((?:\\.|[^()\\])*\)(?:[*+?]|\{[\d,]+\})*")
+_SPECIAL = re.compile(r"[^\w\s/,:;=<>@'\"%&!-]")
 WORD = re.compile(r"\w+")
 _SYMBOL = re.compile(r"\\.|\{\d*,?\d*\}|.", re.DOTALL)
 
@@ -167,6 +168,9 @@ def _alternatives(pattern: str) -> list[str]:
 
 def _literals(pattern: str) -> Iterator[str]:
     """Yield the texts that are in all matches of a pattern."""
+    if not _SPECIAL.search(pattern):
+        yield pattern
+        return
     pattern = _SET.sub(r"\\s", pattern)
     groups = 1
     while groups:
