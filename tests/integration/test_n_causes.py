@@ -5,10 +5,11 @@ and so does `doctor`, unless nothing was started.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.lab.host_configs import MODEL
 from tests.integration.batches import Batch
@@ -115,3 +116,87 @@ def test_a_batch_job(lab_cluster: LabCluster, mode: str, kind: str) -> None:
         logs = lab_cluster.vlaunch("logs").out
         assert re.search(rf"^node1/batch:{name}: ", logs, re.MULTILINE)  # the driver
         assert re.search(rf"^node\d/batch:{name}:\d+: ", logs, re.MULTILINE)
+
+
+def fill_shared_memory(lab_cluster: LabCluster) -> None:
+    """Leave no room in /dev/shm of the second node's container."""
+    fill = "dd if=/dev/zero of=/dev/shm/fill bs=1M 2>/dev/null; df /dev/shm"
+    lab_cluster.docker("node2", "exec", "vlaunch-lab-node2", "sh", "-c", fill)
+
+
+def hide_module(lab_cluster: LabCluster) -> None:
+    """Remove a module that vLLM imports from the second node's container."""
+    hide = "mv $(python3 -c 'import msgspec; print(msgspec.__path__[0])') /root/away"
+    lab_cluster.docker("node2", "exec", "vlaunch-lab-node2", "sh", "-c", hide)
+
+
+def truncate_weights(lab_cluster: LabCluster) -> None:
+    """Keep the first kilobyte of the weights on both nodes, which differ from no other then."""
+    for host in lab_cluster.lab.hosts[:2]:
+        weights = f"{MODEL}/model.safetensors"
+        lab_cluster.on(host.name, "sh", "-c", f"cp {weights} /root/w; truncate -s 1000 {weights}")
+
+
+def restore_weights(lab_cluster: LabCluster) -> None:
+    """Put the weights back."""
+    for host in lab_cluster.lab.hosts[:2]:
+        lab_cluster.on(host.name, "mv", "/root/w", f"{MODEL}/model.safetensors")
+
+
+WRONG_INTERFACE = {"env": {"GLOO_SOCKET_IFNAME": "nosuch0"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "inject", "undo", "failure"),
+    [
+        ({"shm": "100m"}, fill_shared_memory, None, "shm-too-small"),
+        (WRONG_INTERFACE, None, None, "gloo-interface-name"),
+        ({}, truncate_weights, restore_weights, "weights-file-broken"),
+        ({}, hide_module, None, "module-missing"),
+    ],
+    ids=["shared-memory", "interface", "weights", "module"],
+)
+def test_a_fault_of_a_node(
+    lab_cluster: LabCluster,
+    change: dict[str, Any],
+    inject: Callable[[LabCluster], None] | None,
+    undo: Callable[[LabCluster], None] | None,
+    failure: str,
+) -> None:
+    """Public reports have it; `doctor` names it."""
+    settings = {"engine_args": {**SMALL, **EAGER, **CACHE}, **change}
+    lab_cluster.recreate(lambda document: document.update(settings))
+    if inject:
+        inject(lab_cluster)
+    try:
+        served = lab_cluster.vlaunch("serve", "--backend", "mp", "--timeout", "200", timeout=400)
+        doctor = lab_cluster.vlaunch("doctor", "--since", "5m")
+    finally:
+        lab_cluster.vlaunch("stop")
+        if undo:
+            undo(lab_cluster)
+
+    assert served.code == 1, served.output
+    assert doctor.code == 1
+    assert f"#{failure}" in doctor.out, served.output + doctor.out
+
+
+def test_a_port_of_another_ray(lab_cluster: LabCluster) -> None:
+    """`up` refuses to start, and `doctor` repeats the reason."""
+    lab_cluster.write()
+    assert lab_cluster.vlaunch("down", "--yes").code == 0
+    image = yaml.safe_load(lab_cluster.inventory.read_text())["image"]
+    argv = ("run", "-d", "--name", "other-ray", "--network", "host", "--entrypoint", "python3")
+    listen = "import socket, time; s = socket.create_server(('', 6379)); time.sleep(600)"
+    lab_cluster.docker("node1", *argv, image, "-c", listen)
+    try:
+        result = lab_cluster.vlaunch("up")
+        doctor = lab_cluster.vlaunch("doctor")
+    finally:
+        lab_cluster.docker("node1", "rm", "-f", "other-ray")
+
+    assert result.code == 1, result.output
+    assert "6379" in result.err
+    assert doctor.code == 1
+    assert "#request-refused" in doctor.out, doctor.out
+    assert "6379" in doctor.out
