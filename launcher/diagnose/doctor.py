@@ -101,7 +101,8 @@ class Diagnosis:
     """Findings, most likely first, and the number of searched logs and lines; `gaps` are triples of
     a node, an unavailable source, and the reason.
 
-    `ready` is when a server was last ready, in seconds since 1970.
+    `ready` is when a server was last ready, in seconds since 1970; `elsewhere` means that the logs
+    are not from a cluster of vlaunch.
     """
 
     findings: tuple[DiagnosisFinding, ...]
@@ -110,6 +111,7 @@ class Diagnosis:
     lines: int
     gaps: tuple[tuple[str, str, str], ...] = ()
     ready: float | None = None
+    elsewhere: bool = False
 
     @property
     def has_problem(self) -> bool:
@@ -168,6 +170,7 @@ def diagnose(
         lines=sum(report.lines for report in reports.values()),
         gaps=tuple((name, *gap) for name, report in reports.items() for gap in report.gaps.items()),
         ready=_latest(ready.values()),
+        elsewhere=elsewhere,
     )
 
 

@@ -81,6 +81,8 @@ def render_diagnosis(diagnosis: Diagnosis) -> RenderableType:
         findings = [finding for finding in diagnosis.findings if finding.kind == kind]
         if findings:
             label, title, colour = _KIND_TEXTS[kind]
+            if kind == "after" and not any(item.kind == "now" for item in diagnosis.findings):
+                title = "consequence of a failure that the logs do not name"
             parts.append(text_line(title, "bold"))
             for finding in findings:
                 parts += _render_finding(finding, label, colour)
@@ -109,10 +111,11 @@ def _render_finding(finding: DiagnosisFinding, label: str, colour: str) -> list[
 
 
 def _format_origin(line: EvidenceLine) -> str:
+    origin = line.node if line.what == "log" else f"{line.node}, {line.what}"
     if line.at is None or line.what == "login":
-        return f"{line.node}, {line.what}"
+        return origin
     when = datetime.fromtimestamp(line.at).astimezone()
-    return f"{line.node}, {line.what}, {when:%Y-%m-%d %H:%M:%S}"
+    return f"{origin}, {when:%Y-%m-%d %H:%M:%S}"
 
 
 def _format_scope(diagnosis: Diagnosis) -> str:
@@ -129,6 +132,12 @@ def _format_gaps(diagnosis: Diagnosis) -> list[str]:
 
 
 def _next_steps(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.elsewhere:
+        more = (
+            "pass the complete logs of all nodes; with `NCCL_DEBUG=INFO` they show NCCL's reasons"
+        )
+        is_named = any(finding.kind == "now" for finding in diagnosis.findings)
+        return [] if is_named else [more]
     if diagnosis.has_problem:
         return [
             "`vlaunch check` finds causes that logs do not show; `vlaunch collect` writes a"
