@@ -149,8 +149,8 @@ WRONG_INTERFACE = {"env": {"GLOO_SOCKET_IFNAME": "nosuch0"}}
 @pytest.mark.parametrize(
     ("change", "inject", "undo", "failure"),
     [
-        ({"shm": "100m"}, fill_shared_memory, None, "shm-too-small"),
-        (WRONG_INTERFACE, None, None, "gloo-interface-name"),
+        ({}, fill_shared_memory, None, "shm-too-small"),
+        (WRONG_INTERFACE, None, None, "request-refused"),
         ({}, truncate_weights, restore_weights, "weights-file-broken"),
         ({}, hide_module, None, "module-missing"),
     ],
