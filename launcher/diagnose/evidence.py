@@ -26,7 +26,7 @@ _WORD = re.compile(
     re.IGNORECASE,
 )
 _MILD = re.compile(
-    r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)", re.IGNORECASE
+    r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)|\[W\d{4} ", re.IGNORECASE
 )
 _READY = re.compile(vllm.API_READY)
 

@@ -21,7 +21,8 @@ _FRAME = re.compile(
             # [2026-11-20 20:14:02,123 W 17 17] gcs_rpc_client.h:151: of Ray's processes
             rf"\[{_TIME} [A-Z] \d+ \d+\] (?:\([\w-]+\) )?[\w./-]+:\d+: ",
             rf"{_TIME} [\w.-]+ [\w@./-]+\[\d+\]: ",
-            rf"\[?{_TIME}(?: [A-Z]+)?\]?:?(?:\s+|$)",
+            rf"\[{_TIME}(?: [\w-]+)?\]:?\s*",
+            rf"{_TIME}(?: UTC)?:?(?:\s+|$)",
             r"std(?:out|err) [FP] ",  # CRI
             r"[A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d [\w.-]+ [\w@./-]+(?:\[\d+\])?: ",
             r"\[ *\d+\.\d{3,6}\] ",  # kernel
