@@ -139,7 +139,7 @@ def test_equal_failures_are_merged() -> None:
         )
 
     assert caught.value.node == "gpu[01-03]"
-    assert caught.value.message == "gpu[01-03]: starting failed (the disk is full)"
+    assert caught.value.message == "gpu[01-03]: starting failed (a disk is full, or /dev/shm)"
     assert caught.value.evidence == "no space left on device"
     assert "docker system df`" in caught.value.hint
 

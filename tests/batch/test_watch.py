@@ -299,7 +299,7 @@ def test_a_finished_driver_that_does_not_exit() -> None:
         ),
         (
             update(status="FAILED", log="OSError: [Errno 28] No space left on device\n"),
-            "the disk is full",
+            "a disk is full, or /dev/shm",
             "jobs remove",
         ),
     ],

@@ -37,7 +37,7 @@ from launcher.batch.driver.job import Failed
             "host memory",
             "data_parallel.size",
         ),
-        ("engine", "OSError: [Errno 28] No space left on device", "the disk is full", "write.path"),
+        ("engine", "OSError: [Errno 28] No space left on device", "a disk is full, or /dev/shm", "write.path"),
         ("engine", "huggingface_hub.errors.GatedRepoError: 403", "gated", "HF_TOKEN"),
         (
             "engine",

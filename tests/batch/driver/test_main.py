@@ -358,7 +358,7 @@ def test_a_failure_is_reported_without_a_summary(
         raise RuntimeError("No space left on device")
 
     assert run(breaks) == 1
-    assert read_progress(work)["error"]["message"] == "the disk is full"
+    assert read_progress(work)["error"]["message"] == "a disk is full, or /dev/shm"
     assert "cannot write summary.json" in capsys.readouterr().err
 
 
