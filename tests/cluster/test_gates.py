@@ -86,7 +86,8 @@ def test_a_worker_that_cannot_reach_the_head_is_named(up: World) -> None:
     assert (
         error.message
         == "timed out after 20s: gpu02: has not joined Ray under 10.0.0.12: the node cannot reach"
-        " the head's Ray port"
+        " the head's Ray: the head does not run (yet), the address or port is wrong, or a firewall"
+        " blocks it"
     )
     assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
     assert "allow TCP between the nodes" in error.hint

@@ -455,7 +455,7 @@ def test_an_unknown_failure_has_its_exception() -> None:
 
 def test_a_fatal_line_is_reported_at_once() -> None:
     """With its query; a server that does not exit fails after a few seconds."""
-    with pytest.raises(ServerError, match="cannot continue: no memory is left") as raised:
+    with pytest.raises(ServerError, match="cannot continue: the weights and the buffers") as raised:
         follow(
             make_answers("RuntimeError: No available memory for the cache blocks\n"), make_answers()
         )
@@ -497,7 +497,7 @@ def test_a_server_that_continues_after_a_fatal_line() -> None:
 
 def test_a_fatal_line_counts_when_the_server_stops_listening() -> None:
     """The error names the line."""
-    with pytest.raises(ServerError, match="cannot continue: no memory is left"):
+    with pytest.raises(ServerError, match="cannot continue: the weights and the buffers"):
         follow(make_answers(listening=True), make_answers(FATAL), make_answers())
 
 

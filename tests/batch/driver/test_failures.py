@@ -37,7 +37,12 @@ from launcher.batch.driver.job import Failed
             "host memory",
             "data_parallel.size",
         ),
-        ("engine", "OSError: [Errno 28] No space left on device", "a disk is full, or /dev/shm", "write.path"),
+        (
+            "engine",
+            "OSError: [Errno 28] No space left on device",
+            "a disk is full, or /dev/shm",
+            "write.path",
+        ),
         ("engine", "huggingface_hub.errors.GatedRepoError: 403", "gated", "HF_TOKEN"),
         (
             "engine",
@@ -119,7 +124,7 @@ from launcher.batch.driver.job import Failed
             "engine",
             "ValueError: No available memory for the cache blocks.",
             "KV cache",
-            "max_model_len",
+            "max_num_batched_tokens",
         ),
     ],
 )
