@@ -9,6 +9,9 @@ from launcher.failures.frames import split_lines
 from launcher.failures.match import first_failure
 
 _LINE = 400  # characters
+# Downloads are optional or repeated, libraries go on after most of their warnings, but Ray logs a
+# lost node in plain words.
+_RAISED = re.compile(r"(?:Error|Exception)\b|\bERROR \d\d-\d\d |error: ")
 _WARNING = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:")
 
 
@@ -16,8 +19,8 @@ _WARNING = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:")
 class Explanation:
     """Known failure in a text, with its line.
 
-    `fatal` ones do not resolve by waiting, unlike downloads, which are optional or repeated, and
-    what vLLM logs as a warning; `vague` ones are effects; `batch` is the fix in a batch job.
+    `fatal` ones do not resolve by waiting; `vague` ones are effects; `batch` is the fix in a batch
+    job.
     """
 
     id: str
@@ -37,17 +40,19 @@ def explain(text: str, *, mode: str = "*") -> Explanation | None:
     match = first_failure(lines, mode=mode)
     if match is None:
         return None
+    line, failure = lines[match.line], match.failure
+    is_raised = bool(_RAISED.search(line)) and not _WARNING.search(line)
     return Explanation(
-        id=match.failure.id,
-        line=lines[match.line].strip()[:_LINE],
+        id=failure.id,
+        line=line.strip()[:_LINE],
         cause=match.cause,
         fix=match.choose_fix(),
         fatal=(
-            match.failure.kind != "possible"
-            and match.failure.layer != "hub"
-            and not _WARNING.search(lines[match.line])
+            failure.kind != "possible"
+            and failure.layer != "hub"
+            and (is_raised or failure.layer == "ray")
         ),
-        vague=match.failure.kind == "effect",
+        vague=failure.kind == "effect",
         batch=match.choose_fix(mode=mode),
     )
 
