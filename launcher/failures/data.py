@@ -4,8 +4,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 FOLDER = Path(__file__).parent
 LAYERS = {
     "host": "Hosts and drivers",
@@ -31,6 +29,8 @@ _PACKED = (
 @cache
 def load_entries() -> list[dict[str, Any]]:
     """Return the entries of all layers, as in the files, with their `layer`."""
+    import yaml  # noqa: PLC0415 - few commands need it
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it is built
     return [
         {"layer": layer, **entry}
