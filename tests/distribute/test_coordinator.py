@@ -368,5 +368,7 @@ def test_the_page_cache(chain: Chain, cached: bool) -> None:
         pytest.skip("the test folder is on a file system in memory")
     chain.run(cached=cached)
 
-    resident = [in_memory(root / name) > 0 for root in chain.roots.values()]
+    # The kernel keeps pages that a socket still refers to.
+    files = [root / name for root in chain.roots.values()]
+    resident = [in_memory(file) > file.stat().st_size / 2 for file in files]
     assert resident == [cached] * 4
