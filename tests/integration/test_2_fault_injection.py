@@ -394,11 +394,8 @@ def test_heads_that_do_not_divide(up: LabCluster) -> None:
 
 
 def test_model_that_does_not_load(up: LabCluster) -> None:
-    """A model with broken weights: vLLM's reason is shown as soon as it is printed, and `stop`
-    cleans up.
-
-    No node is named, because the weights are broken on both. The network check is skipped with a
-    warning.
+    """A model with broken weights: the error names the cause, with vLLM's reason as evidence, and
+    `stop` cleans up. The network check is skipped with a warning.
     """
     homes = [host.root / "data/huggingface" for host in up.lab.hosts]
     for home in homes:
@@ -416,7 +413,8 @@ def test_model_that_does_not_load(up: LabCluster) -> None:
 
     assert_error(result)
     assert re.search(
-        r"^error: the server .*SafetensorError: Error while deserializing header",
+        r"^error: the server .*: a weight file is no safetensors file.*\n"
+        r".*SafetensorError: Error while deserializing header",
         result.err,
         re.MULTILINE,
     ), result.err
