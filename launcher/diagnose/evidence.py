@@ -43,6 +43,6 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> int | None:
     if raised is not None:
         errors.append(raised.first)
     if words and not errors:
-        found = (at for at, line in enumerate(rest) if _WORD.search(line))
-        errors = [at for at in found if not _MILD.search(lines[start + at])][:1]
+        indices = (at for at, line in enumerate(rest) if _WORD.search(line))
+        errors = [at for at in indices if not _MILD.search(lines[start + at])][:1]
     return start + min(errors) if errors else None

@@ -94,15 +94,15 @@ class _Log:
 
     def find(self, failure: Failure) -> list[tuple[int, int, re.Match[str]]]:
         """Return the lines of a failure, the weights of its patterns and their matches."""
-        found = [
+        hits = [
             (index, pattern.weight, match)
             for text in failure.match
             for pattern in parse_patterns(text)
             for index, match in self._search(pattern)
         ]
-        if not found or self._has(failure.unless):
+        if not hits or self._has(failure.unless):
             return []
-        return found if not failure.needs or self._has(failure.needs) else []
+        return hits if not failure.needs or self._has(failure.needs) else []
 
     def _has(self, patterns: Sequence[str]) -> bool:
         return any(

@@ -330,10 +330,10 @@ def find_cached(model: str, name: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(model, name)
+        cached = try_to_load_from_cache(model, name)
     except ValueError:  # not the name of a repository
         return None
-    return found if isinstance(found, str) else None
+    return cached if isinstance(cached, str) else None
 
 
 def read_cached_json(model: str, name: str) -> dict[str, Any] | None:
