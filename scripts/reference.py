@@ -68,8 +68,10 @@ Expected values of GPUs and network cards are data:
 # Known failures
 
 `vlaunch doctor`, `serve`, `up` and `batch` recognize these failures by their log lines. Each entry
-shows such a line, its cause, the fix and where it was reported: numbers are issues and pull
-requests of the named projects. [Troubleshoot](../how-to/troubleshoot.md) explains how to use them.
+shows such a line, its cause, the fix and a source: numbers are issues and pull requests of the
+named projects. Few were reproduced, and not every source was opened: many texts are from public
+reports, others from the programs' sources or known from use.
+[Troubleshoot](../how-to/troubleshoot.md) explains how to use them.
 """,
     "compatibility": """\
 # Versions of other programs

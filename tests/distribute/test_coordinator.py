@@ -368,7 +368,9 @@ def test_the_page_cache(chain: Chain, cached: bool) -> None:
         pytest.skip("the test folder is on a file system in memory")
     chain.run(cached=cached)
 
-    # The kernel keeps pages that a socket still refers to.
-    files = [root / name for root in chain.roots.values()]
-    resident = [in_memory(file) > file.stat().st_size / 2 for file in files]
-    assert resident == [cached] * 4
+    *senders, last = [root / name for root in chain.roots.values()]
+    assert (in_memory(last) > 0) == cached
+    # On a busy machine up to a fifth of a file that was sent stays, in one copy of seven, for a
+    # reason that is not known: no process or socket is left, and dropping it again does not help.
+    resident = [in_memory(file) > file.stat().st_size / 2 for file in senders]
+    assert resident == [cached] * 3
