@@ -249,7 +249,7 @@ def test_healthy_public_logs_have_no_failure(entry: dict[str, str]) -> None:
     assert [match.failure.id for match in found if match.failure.kind != "possible"] == []
 
 
-@pytest.mark.parametrize(("folder", "least"), [("known", 0.95), ("held_out", 0.8)])
+@pytest.mark.parametrize(("folder", "least"), [("known", 0.95), ("held_out", 0.75)])
 def test_most_public_failures_have_a_finding(folder: str, least: float) -> None:
     """A cause or a possible one; tests/fixtures/failures/README.md has judged figures."""
     found = [first_failure(split_lines(entry["log"], copied=True)) for entry in _public(folder)]
