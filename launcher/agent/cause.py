@@ -18,7 +18,8 @@ _RELEVANT = re.compile(
     r"SIGSEGV|Connection closed|Connection reset|Segmentation fault|Aborted|timed"
     r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
-_NOT_FATAL = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # levels of vLLM's log below ERROR
+# Levels below an error: `INFO 11-24 11:16:45` of vLLM, `[2026-11-24 11:16:45,123 I 43 43]` of Ray.
+_NOT_FATAL = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [WID] \d+ \d+\]")
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python
 # ends a traceback.
 _RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")

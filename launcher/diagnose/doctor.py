@@ -15,7 +15,7 @@ from launcher.core import untrusted
 from launcher.diagnose.evidence import find_first_error
 from launcher.failures.explain import explain
 from launcher.failures.hangs import describe_hangs
-from launcher.failures.match import Match, fill, find_failures
+from launcher.failures.match import Match, describe_error, fill, find_failures
 from launcher.failures.table import Failure, load_failures
 from launcher.network.nccl_log import VERSION
 from launcher.tools import diagnosis, vllm
@@ -50,6 +50,7 @@ _STOP_OR_START = re.compile(
 )
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
+_UNKNOWN = "the first error in the logs is not a known failure"
 _UNKNOWN_FIX = (
     "search for this line in the issues of the program that printed it; more detail: run again with"
     " NCCL_DEBUG=INFO and VLLM_LOGGING_LEVEL=DEBUG, and read `dmesg`"
@@ -161,7 +162,9 @@ def diagnose(
         is_failure = any(finding.kind in ("now", "after") for finding in findings)
         if elsewhere or is_failure:
             has_effect = any(finding.kind == "after" for finding in findings)
-            unknown = _unknown_findings(scans, now, words=not has_effect)
+            unknown = _unknown_findings(
+                scans, now, words=not has_effect, elsewhere=elsewhere
+            )
             findings = sorted([*findings, *unknown], key=_sort_key)
     return Diagnosis(
         findings=tuple(findings),
@@ -187,7 +190,7 @@ def _find_evidence(scans: Sequence[_LogScan], now: float) -> Iterator[tuple[str,
     """Yield the lines of logs that show a failure, with its id, without effects of a shutdown."""
     for scan in scans:
         log = scan.log
-        times = diagnosis.line_times(log, now) if scan.matches else []
+        times = diagnosis.line_times(log, (match.line for match in scan.matches), now)
         shutdowns = _shutdown_ranges(log.lines) if scan.matches else []
         for match in scan.matches:
             is_effect = match.failure.kind == "effect"
@@ -217,29 +220,35 @@ def _find_states(
         line = f"node cannot be reached: {reason}"[:_WIDTH]
         yield _UNREACHABLE, EvidenceLine(node=name, what="login", line=line, at=now)
     if refused is not None:
-        for text, at in zip(refused.lines, diagnosis.line_times(refused, now), strict=True):
-            line = text.strip()[:_WIDTH]
+        times = diagnosis.line_times(refused, range(len(refused.lines)), now)
+        for index, at in times.items():
+            line = refused.lines[index].strip()[:_WIDTH]
             yield _REFUSED, EvidenceLine(node="operator", what=refused.title, line=line, at=at)
 
 
 def _unknown_findings(
-    scans: Sequence[_LogScan], now: float, *, words: bool
+    scans: Sequence[_LogScan], now: float, *, words: bool, elsewhere: bool
 ) -> Iterator[DiagnosisFinding]:
     """Yield the first error of the logs that is no known failure (`find_first_error`)."""
     errors = []
     for scan in scans:
         known, log = {match.line for match in scan.matches}, scan.log
         lines = ["" if at in known else line for at, line in enumerate(log.lines)]
-        if (index := find_first_error(lines, words=words)) is not None:
-            line, at = lines[index].strip()[:_WIDTH], diagnosis.line_times(log, now)[index]
-            errors.append(EvidenceLine(node=scan.node, what=log.title, line=line, at=at))
+        if (error := find_first_error(lines, words=words)) is not None:
+            line, at = lines[error.line].strip(), diagnosis.line_times(log, [error.line], now)
+            text = line if error.text in line or not error.origin else error.text
+            evidence = EvidenceLine(
+                node=scan.node, what=log.title, line=text[:_WIDTH], at=at[error.line]
+            )
+            errors.append((evidence, error))
     if errors:
-        first = min(errors, key=lambda line: math.inf if line.at is None else line.at)
+        first, error = min(errors, key=lambda item: math.inf if item[0].at is None else item[0].at)
+        general = describe_error(error.text, error.origin)
         yield DiagnosisFinding(
-            id="unknown",
+            id=general.failure.id if general else "unknown",
             kind="unknown",
-            cause="the first error in the logs is not a known failure",
-            fix=_UNKNOWN_FIX,
+            cause=f"{_UNKNOWN}; {general.cause}" if general else _UNKNOWN,
+            fix=f"{general.choose_fix(elsewhere=elsewhere)}; {_UNKNOWN_FIX}" if general else _UNKNOWN_FIX,
             source="",
             nodes=(first.node,),
             count=1,
@@ -407,8 +416,8 @@ def _ready_times(reports: _Reports, now: float) -> dict[str, float | None]:
     }
     for log in (log for report in reports.values() for log in report.logs):
         if log.part.startswith("engine-"):
-            numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
-            at = diagnosis.line_times(log, now)[numbers[-1]] if numbers else None
+            numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)][-1:]
+            at = _latest(diagnosis.line_times(log, numbers, now).values())
             ready[log.title] = _latest((ready.get(log.title), at))
     stopped = [name for name, record in records.items() if record.state == "stopped"]
     ignored = {server_log_title(name) for name in stopped}

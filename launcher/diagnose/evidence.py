@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from launcher import upstream
 from launcher.agent.cause import find_exception
@@ -26,23 +27,46 @@ _WORD = re.compile(
     re.IGNORECASE,
 )
 _MILD = re.compile(
-    r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)|\[W\d{4} ", re.IGNORECASE
+    r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)|\[W\d{4} "
+    r"|\[\d{4}-\S+ \S+ [WID] \d+ \d+\]",  # Ray
+    re.IGNORECASE,
 )
+_INFORMATION = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]")
+_FRAME = re.compile(r'\s*File "[^"]+", line \d+, in ')
+_TRACEBACK = 100  # lines
 _READY = re.compile(vllm.API_READY)
 
 
-def find_first_error(lines: Sequence[str], *, words: bool) -> int | None:
-    """Return the index of the first error after the last start; `None` if there is none. With
-    `words`, a line that only sounds like an error is one, too.
+@dataclass(frozen=True, slots=True)
+class LogError:
+    """Error in a log: the index of its first line, its text, and the last line of the traceback
+    before it, which shows the code that raised it.
+    """
+
+    line: int
+    text: str
+    origin: str = ""
+
+
+def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
+    """Return the first error after the last start; `None` if there is none. With `words`, a line
+    that only sounds like an error is one, too.
     """
     ready = [index for index, line in enumerate(lines) if _READY.search(line)]
     start = ready[-1] + 1 if ready else 0
     rest = [strip_frame(line) for line in lines[start:]]
-    errors = [index for index, line in enumerate(rest) if _ERROR.search(line)][:1]
-    raised = find_exception(lines[start:])
-    if raised is not None:
-        errors.append(raised.first)
+    errors = [
+        LogError(index, line)
+        for index, line in enumerate(rest)
+        if _ERROR.search(line) and not _INFORMATION.search(lines[start + index])
+    ][:1]
+    if (raised := find_exception(lines[start:])) is not None:
+        origins = [line for line in rest[: raised.last + 1][-_TRACEBACK:] if _FRAME.match(line)]
+        errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
     if words and not errors:
         indices = (at for at, line in enumerate(rest) if _WORD.search(line))
-        errors = [at for at in indices if not _MILD.search(lines[start + at])][:1]
-    return start + min(errors) if errors else None
+        errors = [
+            LogError(at, rest[at]) for at in indices if not _MILD.search(lines[start + at])
+        ][:1]
+    first = min(errors, key=lambda error: error.line, default=None)
+    return first and replace(first, line=start + first.line)

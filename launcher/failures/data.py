@@ -18,6 +18,7 @@ LAYERS = {
     "kv": "KV transfer",
     "batch": "Batch jobs",
     "cluster": "Clusters of vlaunch",
+    "general": "Errors without an entry",
 }
 # Fields of an entry that archives need.
 _PACKED = (
@@ -44,6 +45,6 @@ def pack_entries() -> bytes:
     entries = [
         {name: entry[name] for name in _PACKED if name in entry}
         for entry in load_entries()
-        if "match" in entry
+        if "match" in entry and entry.get("kind") != "unknown"
     ]
     return f"ENTRIES = {entries!r}\n\n\ndef load_entries():\n    return ENTRIES\n".encode()

@@ -12,6 +12,7 @@ from .frames import strip_frame
 from .table import WORD, Failure, Pattern, load_failures, parse_patterns
 
 _MAX_MATCHES = 200  # lines of a log per pattern
+_NEAR = 500  # lines between a failure and others of the same start
 _KINDS = ("cause", "possible", "effect")
 
 
@@ -65,6 +66,8 @@ def find_failures(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -
     for failure in load_failures().values():
         if (failure.rdma and not rdma) or (failure.layer == "batch" and mode not in failure.batch):
             continue
+        if failure.kind == "unknown":
+            continue
         for index, weight, match in log.find(failure):
             rank = (failure.kind != "effect", weight)
             if index not in best or best[index][0] < rank:
@@ -77,6 +80,19 @@ def first_failure(lines: Sequence[str], *, rdma: bool = False, mode: str = "") -
     """Return the most likely failure of a log: the first cause, or else the first effect."""
     matches = find_failures(lines, rdma=rdma, mode=mode)
     return min(matches, key=lambda match: match.rank, default=None)
+
+
+def describe_error(error: str, origin: str) -> Match | None:
+    """Return the description of an error without an entry; `origin` is the last line of its
+    traceback, if it has one.
+    """
+    text = f"{origin.strip()} | {strip_frame(error)}" if origin else strip_frame(error)
+    for failure in load_failures().values():
+        for pattern in (failure.match if failure.kind == "unknown" else ()):
+            if match := parse_patterns(pattern)[0].regex.search(text):
+                name = next((group for group in match.groups() if group), "")
+                return Match(failure, 0, name, match.end())
+    return None
 
 
 class _Log:
@@ -100,16 +116,19 @@ class _Log:
             for pattern in parse_patterns(text)
             for index, match in self._search(pattern)
         ]
-        if not hits or self._has(failure.unless):
-            return []
-        return hits if not failure.needs or self._has(failure.needs) else []
+        if hits and failure.unless and (others := self._line_numbers(failure.unless)):
+            hits = [hit for hit in hits if others[-1] < hit[0] - _NEAR]
+        if hits and failure.needs:
+            others = self._line_numbers(failure.needs)
+            hits = [hit for hit in hits if any(abs(hit[0] - other) <= _NEAR for other in others)]
+        return hits
 
-    def _has(self, patterns: Sequence[str]) -> bool:
-        return any(
-            True
+    def _line_numbers(self, patterns: Sequence[str]) -> list[int]:
+        return sorted(
+            index
             for text in patterns
             for pattern in parse_patterns(text)
-            for _ in self._search(pattern)
+            for index, _ in self._search(pattern)
         )
 
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:

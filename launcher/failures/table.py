@@ -11,8 +11,9 @@ from typing import Any, Literal
 from .. import upstream
 from .data import load_entries
 
-# effect: consequence of another failure; possible: may be harmless.
-Kind = Literal["cause", "possible", "effect"]
+# effect: consequence of another failure; possible: may be harmless; unknown: an error without an
+# entry, by the code that raised it.
+Kind = Literal["cause", "possible", "effect", "unknown"]
 MODES = ("engine", "data-parallel", "predict")  # of batch jobs
 _UPSTREAM = re.compile(r"@\{([\w.-]+)\}")
 # Parts of regular expressions: a set of characters; a group whose text is in every match; any other
@@ -52,8 +53,8 @@ class Failure:
         match: patterns for a log line without its frame; case does not matter. `@{nccl.gid}`
             stands for an entry of `launcher.upstream`. Empty for failures that vlaunch knows from
             its own records.
-        unless: patterns; a log with such a line does not have this failure.
-        needs: patterns; a log must have such a line, too.
+        unless: patterns; such a line, later in the log or close before, excludes this failure.
+        needs: patterns; the log must have such a line close to it.
         rdma: counts only where RDMA is required.
         explains: for a network below its level: its effect.
         cause, fix: what failed, and the setting or command that helps on any cluster.

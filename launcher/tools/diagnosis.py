@@ -9,7 +9,7 @@ does not raise for that.
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -244,17 +244,21 @@ def shorten(text: str) -> str:
     return untrusted.sanitize(" ".join(text.split()))[:300]
 
 
-def line_times(log: Log, now: float) -> list[float | None]:
-    """Return the time of each line in seconds since 1970; lines without one inherit the time of the
-    previous line.
+def line_times(log: Log, lines: Iterable[int], now: float) -> dict[int, float | None]:
+    """Return the times of lines, by index, in seconds since 1970; lines without one inherit the
+    time of the previous line.
     """
-    times: list[float | None] = []
-    last: float | None = None
-    for index, line in enumerate(log.lines):
-        stamp = log.stamps.get(index)
-        written = parse_time(line, log.zone, now) if stamp is None else parse_time(stamp, 0.0, now)
-        last = last if written is None else written
-        times.append(last)
+    times: dict[int, float | None] = {}
+    before, last = -1, None
+    for line in sorted(set(lines)):
+        for index in range(line, before, -1):
+            stamp = log.stamps.get(index)
+            text, zone = (log.lines[index], log.zone) if stamp is None else (stamp, 0.0)
+            if (written := parse_time(text, zone, now)) is not None:
+                last = written
+                break
+        times[line] = last
+        before = line
     return times
 
 

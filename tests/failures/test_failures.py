@@ -11,12 +11,13 @@ import yaml
 from launcher.failures import data
 from launcher.failures.explain import explain
 from launcher.failures.frames import split_lines
-from launcher.failures.match import find_failures, first_failure
+from launcher.failures.match import describe_error, find_failures, first_failure
 from launcher.failures.table import MODES, Failure, load_failures, parse_patterns
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
 FAILURES = load_failures().values()
-MATCHED = [failure for failure in FAILURES if failure.match]
+MATCHED = [failure for failure in FAILURES if failure.match and failure.kind != "unknown"]
+GENERAL = [failure for failure in FAILURES if failure.kind == "unknown"]
 
 
 def log(name: str) -> str:
@@ -166,6 +167,17 @@ def test_every_entry_knows_its_example(failure: Failure) -> None:
     assert failure.id in [match.failure.id for match in matches]
     first = min(matches, key=lambda match: match.rank)
     assert first.failure.id == failure.id
+
+
+@pytest.mark.parametrize("failure", GENERAL, ids=lambda failure: failure.id)
+def test_errors_without_an_entry_are_described_by_their_code(failure: Failure) -> None:
+    """The entries before it do not match its example."""
+    origin, bar, error = failure.example.partition(" | ")
+    match = describe_error(error, origin) if bar else describe_error(origin, "")
+
+    assert match is not None
+    assert match.failure.id == failure.id
+    assert "{0}" not in match.cause
 
 
 def test_an_rdma_failure_counts_only_with_rdma() -> None:

@@ -155,7 +155,10 @@ def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
         stamps={3: "2026-11-21T22:26:20Z"},
     )
 
-    assert diagnosis.line_times(log, NOW) == [None, NOW - 30, NOW - 30, NOW - 20]
+    times = diagnosis.line_times(log, range(4), NOW)
+
+    assert list(times.values()) == [None, NOW - 30, NOW - 30, NOW - 20]
+    assert diagnosis.line_times(log, [2], NOW) == {2: NOW - 30}
     assert diagnosis.parse_time(diagnosis.format_time(NOW), 0, NOW) == NOW
 
 
