@@ -15,7 +15,7 @@ from launcher.core import untrusted
 from launcher.diagnose.evidence import find_first_error
 from launcher.failures.explain import explain
 from launcher.failures.hangs import describe_hangs
-from launcher.failures.match import Match, describe_error, fill, find_failures
+from launcher.failures.match import Match, describe_end, describe_error, fill, find_failures
 from launcher.failures.table import Failure, load_failures
 from launcher.network.nccl_log import VERSION
 from launcher.tools import diagnosis, vllm
@@ -166,6 +166,8 @@ def diagnose(
                 scans, now, words=not has_effect, elsewhere=elsewhere
             )
             findings = sorted([*findings, *unknown], key=_sort_key)
+    if elsewhere and not findings:
+        findings = list(_stalled_findings(scans, now))
     return Diagnosis(
         findings=tuple(findings),
         nodes=tuple(reports),
@@ -253,6 +255,26 @@ def _unknown_findings(
             nodes=(first.node,),
             count=1,
             evidence=(first,),
+        )
+
+
+def _stalled_findings(scans: Sequence[_LogScan], now: float) -> Iterator[DiagnosisFinding]:
+    """Yield the step at which a log without errors ends: the program may hang there."""
+    for scan in scans:
+        if (match := describe_end(scan.log.lines)) is None:
+            continue
+        line, at = _evidence_line(scan.log, match), diagnosis.line_times(scan.log, [match.line], now)
+        yield DiagnosisFinding(
+            id=match.failure.id,
+            kind="perhaps",
+            cause=match.cause,
+            fix=match.choose_fix(elsewhere=True),
+            source=match.failure.source,
+            nodes=(scan.node,),
+            count=1,
+            evidence=(
+                EvidenceLine(node=scan.node, what=scan.log.title, line=line, at=at[match.line]),
+            ),
         )
 
 

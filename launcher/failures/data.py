@@ -18,7 +18,7 @@ LAYERS = {
     "kv": "KV transfer",
     "batch": "Batch jobs",
     "cluster": "Clusters of vlaunch",
-    "general": "Errors without an entry",
+    "general": "Errors and hangs without an entry",
 }
 # Fields of an entry that archives need.
 _PACKED = (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from .frames import strip_frame
 from .table import WORD, Failure, Pattern, load_failures, parse_patterns
 
 _MAX_MATCHES = 200  # lines of a log per pattern
+_LAST = 5  # lines at the end of a log
 _NEAR = 500  # lines between a failure and others of the same start
 _KINDS = ("cause", "possible", "effect")
 
@@ -87,12 +88,25 @@ def describe_error(error: str, origin: str) -> Match | None:
     traceback, if it has one.
     """
     text = f"{origin.strip()} | {strip_frame(error)}" if origin else strip_frame(error)
+    return next(_describe([text], last=False), None)
+
+
+def describe_end(lines: Sequence[str]) -> Match | None:
+    """Return the description of a step at which a log without errors ends."""
+    start = max(len(lines) - _LAST, 0)
+    found = _describe([strip_frame(line) for line in lines[start:]], last=True)
+    return next((replace(match, line=start + match.line) for match in found), None)
+
+
+def _describe(texts: Sequence[str], *, last: bool) -> Iterator[Match]:
     for failure in load_failures().values():
-        for pattern in (failure.match if failure.kind == "unknown" else ()):
-            if match := parse_patterns(pattern)[0].regex.search(text):
-                name = next((group for group in match.groups() if group), "")
-                return Match(failure, 0, name, match.end())
-    return None
+        if failure.kind != "unknown" or failure.last != last:
+            continue
+        for pattern in (pattern for text in failure.match for pattern in parse_patterns(text)):
+            for index, text in enumerate(texts):
+                if match := pattern.regex.search(text):
+                    name = next((group for group in match.groups() if group), "")
+                    yield Match(failure, index, name, match.end())
 
 
 class _Log:

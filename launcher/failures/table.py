@@ -12,7 +12,7 @@ from .. import upstream
 from .data import load_entries
 
 # effect: consequence of another failure; possible: may be harmless; unknown: an error without an
-# entry, by the code that raised it.
+# entry, by the code that raised it, or the last step of a log that ends without an error.
 Kind = Literal["cause", "possible", "effect", "unknown"]
 MODES = ("engine", "data-parallel", "predict")  # of batch jobs
 _UPSTREAM = re.compile(r"@\{([\w.-]+)\}")
@@ -55,6 +55,7 @@ class Failure:
             its own records.
         unless: patterns; such a line, later in the log or close before, excludes this failure.
         needs: patterns; the log must have such a line close to it.
+        last: of kind `unknown`: a step at which a log ends without an error.
         rdma: counts only where RDMA is required.
         explains: for a network below its level: its effect.
         cause, fix: what failed, and the setting or command that helps on any cluster.
@@ -71,6 +72,7 @@ class Failure:
     match: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    last: bool = False
     rdma: bool = False
     explains: Literal["", "tcp", "no-gpudirect", "any"] = ""
     cause: str

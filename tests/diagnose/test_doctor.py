@@ -111,6 +111,12 @@ def test_without_times_more_nodes_come_first_and_then_the_table() -> None:
 
 
 NEW = "RuntimeError: the flux capacitor is not aligned"
+TRACE = '  File "/usr/lib/python3/dist-packages/{}", line 9, in f'
+EXIT = (
+    "[2026-11-21 22:26:38,206 W 43 43] (gcs_server) gcs_worker_manager.cc:70: Reporting worker exit,"
+    " worker id = {}, node id = 5a, address = 10.77.0.11, exit_type = SYSTEM_ERROR, exit_detail ="
+    " Worker unexpectedly exits with a connection error code 2. End of file."
+)
 
 
 def test_an_error_without_an_entry_is_shown() -> None:
@@ -123,6 +129,43 @@ def test_an_error_without_an_entry_is_shown() -> None:
     assert "NCCL_DEBUG=INFO" in finding.fix
     healthy = diagnose_reports(log(NEW, "Application startup complete."), elsewhere=True)
     assert not healthy.has_problem
+
+
+def test_an_error_without_an_entry_is_described_by_its_code() -> None:
+    """By the last line of its traceback; the finding has the entry's anchor."""
+    lines = ("Traceback (most recent call last):", TRACE.format("vllm/v1/worker/x.py"), "  a()", NEW)
+    (finding,) = diagnose_reports(log(*lines), elsewhere=True).findings
+
+    assert (finding.id, finding.kind) == ("other-vllm", "unknown")
+    assert finding.cause.startswith("the first error in the logs is not a known failure; ")
+    assert finding.evidence[0].line == NEW
+    (other,) = diagnose_reports(log(lines[0], TRACE.format("ray/x.py"), NEW), elsewhere=True).findings
+    assert other.id == "other-ray"
+
+
+def test_a_log_that_ends_without_an_error_may_show_a_hang() -> None:
+    """Only a possible one, in a log from elsewhere, at its end."""
+    step = "gpu01:9:9 [0] NCCL INFO comm 0x2 rank 0 nranks 2 cudaDev 0 - Init COMPLETE"
+
+    assert kinds(diagnose_reports(log("a", step), elsewhere=True)) == [("perhaps", "stalled-nccl")]
+    assert kinds(diagnose_reports(log("a", step))) == []
+    assert kinds(diagnose_reports(log(step, *"abcdef"), elsewhere=True)) == []
+
+
+def test_the_end_of_a_driver_is_no_failure() -> None:
+    """Ray reports that of a job that worked like the death of a worker; a real worker's counts, and
+    information of Ray explains nothing.
+    """
+    driver = EXIT.format("03000000" + "f" * 48)
+    actor = (
+        "[2026-11-21 22:26:38,176 I 43 43] (gcs_server) gcs_actor_manager.cc:1999: Node with actor is"
+        " already dead, return status: Invalid: KillActor RPC failed for actor 8a: RpcError: RPC"
+        " error: Cancelling all calls rpc_code: 14"
+    )
+
+    assert kinds(diagnose_reports(log(actor, driver))) == []
+    worker = EXIT.format("03000000" + "f1" * 24)
+    assert kinds(diagnose_reports(log(actor, worker))) == [("after", "ray-worker-died")]
 
 
 def test_an_error_without_an_entry_explains_an_effect() -> None:

@@ -11,7 +11,7 @@ import yaml
 from launcher.failures import data
 from launcher.failures.explain import explain
 from launcher.failures.frames import split_lines
-from launcher.failures.match import describe_error, find_failures, first_failure
+from launcher.failures.match import describe_end, describe_error, find_failures, first_failure
 from launcher.failures.table import MODES, Failure, load_failures, parse_patterns
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "vllm"
@@ -171,9 +171,10 @@ def test_every_entry_knows_its_example(failure: Failure) -> None:
 
 @pytest.mark.parametrize("failure", GENERAL, ids=lambda failure: failure.id)
 def test_errors_without_an_entry_are_described_by_their_code(failure: Failure) -> None:
-    """The entries before it do not match its example."""
+    """Or by the step at which a log ends. The entries before it do not match its example."""
     origin, bar, error = failure.example.partition(" | ")
-    match = describe_error(error, origin) if bar else describe_error(origin, "")
+    found = describe_error(error, origin) if bar else describe_error(origin, "")
+    match = describe_end(split_lines(failure.example)) if failure.last else found
 
     assert match is not None
     assert match.failure.id == failure.id

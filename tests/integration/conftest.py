@@ -99,6 +99,11 @@ class LabCluster:
         up = self.vlaunch("up")
         assert up.code == 0, up.output
 
+    def assert_healthy(self) -> None:
+        """Assert that `doctor` finds no problem."""
+        doctor = self.vlaunch("doctor")
+        assert doctor.code == 0, doctor.output
+
     def environment(self) -> dict[str, str]:
         """Return the environment of commands: a home of their own, and the one secret from a
         variable.

@@ -392,6 +392,7 @@ def test_stop_frees_the_cluster(lab_cluster: LabCluster) -> None:
     status = lab_cluster.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")
     assert "0.0/2.0 GPU" in status
     assert "vllm serve" not in lab_cluster.command_lines()
+    lab_cluster.assert_healthy()
 
 
 def test_up_after_a_change_of_one_node(lab_cluster: LabCluster) -> None:
