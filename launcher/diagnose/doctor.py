@@ -162,9 +162,7 @@ def diagnose(
         is_failure = any(finding.kind in ("now", "after") for finding in findings)
         if elsewhere or is_failure:
             has_effect = any(finding.kind == "after" for finding in findings)
-            unknown = _unknown_findings(
-                scans, now, words=not has_effect, elsewhere=elsewhere
-            )
+            unknown = _unknown_findings(scans, now, words=not has_effect, elsewhere=elsewhere)
             findings = sorted([*findings, *unknown], key=_sort_key)
     if elsewhere and not findings:
         findings = list(_stalled_findings(scans, now))
@@ -250,7 +248,9 @@ def _unknown_findings(
             id=general.failure.id if general else "unknown",
             kind="unknown",
             cause=f"{_UNKNOWN}; {general.cause}" if general else _UNKNOWN,
-            fix=f"{general.choose_fix(elsewhere=elsewhere)}; {_UNKNOWN_FIX}" if general else _UNKNOWN_FIX,
+            fix=f"{general.choose_fix(elsewhere=elsewhere)}; {_UNKNOWN_FIX}"
+            if general
+            else _UNKNOWN_FIX,
             source="",
             nodes=(first.node,),
             count=1,
@@ -263,7 +263,10 @@ def _stalled_findings(scans: Sequence[_LogScan], now: float) -> Iterator[Diagnos
     for scan in scans:
         if (match := describe_end(scan.log.lines)) is None:
             continue
-        line, at = _evidence_line(scan.log, match), diagnosis.line_times(scan.log, [match.line], now)
+        line, at = (
+            _evidence_line(scan.log, match),
+            diagnosis.line_times(scan.log, [match.line], now),
+        )
         yield DiagnosisFinding(
             id=match.failure.id,
             kind="perhaps",

@@ -65,8 +65,8 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
         errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
     if words and not errors:
         indices = (at for at, line in enumerate(rest) if _WORD.search(line))
-        errors = [
-            LogError(at, rest[at]) for at in indices if not _MILD.search(lines[start + at])
-        ][:1]
+        errors = [LogError(at, rest[at]) for at in indices if not _MILD.search(lines[start + at])][
+            :1
+        ]
     first = min(errors, key=lambda error: error.line, default=None)
     return first and replace(first, line=start + first.line)

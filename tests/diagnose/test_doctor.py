@@ -133,13 +133,20 @@ def test_an_error_without_an_entry_is_shown() -> None:
 
 def test_an_error_without_an_entry_is_described_by_its_code() -> None:
     """By the last line of its traceback; the finding has the entry's anchor."""
-    lines = ("Traceback (most recent call last):", TRACE.format("vllm/v1/worker/x.py"), "  a()", NEW)
+    lines = (
+        "Traceback (most recent call last):",
+        TRACE.format("vllm/v1/worker/x.py"),
+        "  a()",
+        NEW,
+    )
     (finding,) = diagnose_reports(log(*lines), elsewhere=True).findings
 
     assert (finding.id, finding.kind) == ("other-vllm", "unknown")
     assert finding.cause.startswith("the first error in the logs is not a known failure; ")
     assert finding.evidence[0].line == NEW
-    (other,) = diagnose_reports(log(lines[0], TRACE.format("ray/x.py"), NEW), elsewhere=True).findings
+    (other,) = diagnose_reports(
+        log(lines[0], TRACE.format("ray/x.py"), NEW), elsewhere=True
+    ).findings
     assert other.id == "other-ray"
 
 
@@ -158,8 +165,8 @@ def test_the_end_of_a_driver_is_no_failure() -> None:
     """
     driver = EXIT.format("03000000" + "f" * 48)
     actor = (
-        "[2026-11-21 22:26:38,176 I 43 43] (gcs_server) gcs_actor_manager.cc:1999: Node with actor is"
-        " already dead, return status: Invalid: KillActor RPC failed for actor 8a: RpcError: RPC"
+        "[2026-11-21 22:26:38,176 I 43 43] (gcs_server) gcs_actor_manager.cc:1999: Node with actor"
+        " is already dead, return status: Invalid: KillActor RPC failed for actor 8a: RpcError: RPC"
         " error: Cancelling all calls rpc_code: 14"
     )
 
