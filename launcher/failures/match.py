@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from .frames import strip_frame
 from .table import WORD, Failure, Pattern, load_failures, parse_patterns
@@ -110,17 +108,18 @@ def _describe(texts: Sequence[str], *, last: bool) -> Iterator[Match]:
 
 
 class _Log:
-    """Different lines of a log without frames, as one text that is fast to search."""
+    """Different lines of a log without frames, by their words."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._indices: dict[str, list[int]] = {}
         for index, line in enumerate(lines):
             self._indices.setdefault(strip_frame(line), []).append(index)
         self._lines = list(self._indices)
-        lowered = [line.lower() for line in self._lines]
-        self._text = "\n".join(lowered)
-        self._words = set(WORD.findall(self._text))
-        self._starts = [0, *accumulate(len(line) + 1 for line in lowered)]
+        self._lowered = [line.lower() for line in self._lines]
+        self._by_word: dict[str, list[int]] = {}
+        for number, line in enumerate(self._lowered):
+            for word in set(WORD.findall(line)):
+                self._by_word.setdefault(word, []).append(number)
 
     def find(self, failure: Failure) -> list[tuple[int, int, re.Match[str]]]:
         """Return the lines of a failure, the weights of its patterns and their matches."""
@@ -147,15 +146,17 @@ class _Log:
 
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
         """Yield the first lines that match a pattern, and the matches."""
-        if not pattern.words <= self._words:  # much faster than a search
-            return
-        position = matches = 0
-        while matches < _MAX_MATCHES and position <= len(self._text):
-            if (position := self._text.find(pattern.literal, position)) < 0:
-                return
-            number = bisect_right(self._starts, position) - 1
+        # Few lines have the rarest word of a pattern.
+        numbers = [self._by_word.get(word, ()) for word in pattern.words] or [
+            range(len(self._lines))
+        ]
+        matches = 0
+        for number in min(numbers, key=len):
+            if pattern.literal not in self._lowered[number]:
+                continue
             line = self._lines[number]
             if match := pattern.regex.search(line):
                 yield from ((index, match) for index in self._indices[line][:_MAX_MATCHES])
                 matches += 1
-            position = self._starts[number + 1]
+                if matches == _MAX_MATCHES:
+                    return

@@ -184,7 +184,7 @@ def _literals(pattern: str) -> Iterator[str]:
     for symbol in _SYMBOL.findall(pattern):
         if symbol in "*?" or (symbol[0] == "{" and len(symbol) > 1):  # the last one is optional
             literal, text = "", literal[:-1]
-        elif symbol in "^$.+" or re.fullmatch(r"\\\w", symbol):
+        elif symbol in "^$.+" or (symbol[0] == "\\" and symbol[-1:].isalnum()):
             literal, text = "", literal
         else:
             literal += symbol[-1]

@@ -113,8 +113,8 @@ def test_without_times_more_nodes_come_first_and_then_the_table() -> None:
 NEW = "RuntimeError: the flux capacitor is not aligned"
 TRACE = '  File "/usr/lib/python3/dist-packages/{}", line 9, in f'
 EXIT = (
-    "[2026-11-21 22:26:38,206 W 43 43] (gcs_server) gcs_worker_manager.cc:70: Reporting worker exit,"
-    " worker id = {}, node id = 5a, address = 10.77.0.11, exit_type = SYSTEM_ERROR, exit_detail ="
+    "[2026-11-21 22:26:38,206 W 43 43] (gcs_server) gcs_worker_manager.cc:70: Reporting worker"
+    " exit, worker id = {}, node id = 5a, address = 10.77.0.11, exit_type = SYSTEM_ERROR, exit_detail ="
     " Worker unexpectedly exits with a connection error code 2. End of file."
 )
 
