@@ -147,11 +147,9 @@ class _Log:
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
         """Yield the first lines that match a pattern, and the matches."""
         # Few lines have the rarest word of a pattern.
-        numbers = [self._by_word.get(word, ()) for word in pattern.words] or [
-            range(len(self._lines))
-        ]
+        numbers: list[Sequence[int]] = [self._by_word.get(word, ()) for word in pattern.words]
         matches = 0
-        for number in min(numbers, key=len):
+        for number in min(numbers, key=len, default=range(len(self._lines))):
             if pattern.literal not in self._lowered[number]:
                 continue
             line = self._lines[number]

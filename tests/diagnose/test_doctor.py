@@ -114,8 +114,8 @@ NEW = "RuntimeError: the flux capacitor is not aligned"
 TRACE = '  File "/usr/lib/python3/dist-packages/{}", line 9, in f'
 EXIT = (
     "[2026-11-21 22:26:38,206 W 43 43] (gcs_server) gcs_worker_manager.cc:70: Reporting worker"
-    " exit, worker id = {}, node id = 5a, address = 10.77.0.11, exit_type = SYSTEM_ERROR, exit_detail ="
-    " Worker unexpectedly exits with a connection error code 2. End of file."
+    " exit, worker id = {}, node id = 5a, address = 10.77.0.11, exit_type = SYSTEM_ERROR,"
+    " exit_detail = Worker unexpectedly exits with a connection error code 2. End of file."
 )
 
 
