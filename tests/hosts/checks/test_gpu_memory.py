@@ -124,6 +124,26 @@ def test_memory_of_a_display_is_reported() -> None:
     turns_red(DRAWN)
 
 
+GB10 = replace(GPU, memory_total=0)
+HELD = replace(
+    BUSY,
+    red={"gpu02": "warn"},
+    text="76.0 GiB of memory belong to no process",
+    fix="without any, reboot gpu02",
+    facts={"gpu02": {"gpus": (GB10, GB10), "gpu_processes": ()}},
+    survey={"gpu02": {"memory_held": 76 * 2**30}},
+)
+
+
+def test_memory_of_dead_processes_is_reported_where_the_host_shares_it() -> None:
+    """Not that of living ones, nor if the driver does not report theirs."""
+    turns_red(HELD)
+    for process in (OURS, replace(OURS, memory=0)):
+        facts = {"gpus": (GB10, GB10), "gpu_processes": (process,), "containers": (CONTAINER,)}
+        assert findings(replace(HELD, facts={"gpu02": facts}))[1].status == "pass"
+    assert findings(replace(HELD, facts={"gpu02": {"gpu_processes": ()}}))[1].status == "pass"
+
+
 def test_up_only_warns() -> None:
     """Containers start beside it; they need no GPU memory."""
     assert [finding.status for finding in warn_gpu_memory(BUSY.build_evidence())] == [
