@@ -201,20 +201,20 @@ def local(draft: InventoryDraft) -> Iterator[Mistake]:
 
 
 def loopback(draft: InventoryDraft) -> Iterator[Mistake]:
-    """Reject `lo` as the network interface of several nodes."""
+    """Reject `lo` as the network interface of several nodes: NCCL and Gloo use its first address,
+    127.0.0.1, also where a routed host has its own there.
+    """
     if len(draft.nodes) < 2:
         return
+    text = (
+        "should reach the other nodes, and NCCL takes 127.0.0.1 of `lo`; move a routed host's address"
+        " to a dummy interface: `ip link add dummy0 type dummy`"
+    )
     if draft.file.network.interface == "lo":
-        yield Mistake(
-            yaml_path=("network", "interface"),
-            text="should reach the other nodes, which `lo` does not",
-        )
+        yield Mistake(yaml_path=("network", "interface"), text=text)
     for index, entry in enumerate(draft.file.nodes):
         if entry.network.interface == "lo":
-            yaml_path = ("nodes", index, "network", "interface")
-            yield Mistake(
-                yaml_path=yaml_path, text="should reach the other nodes, which `lo` does not"
-            )
+            yield Mistake(yaml_path=("nodes", index, "network", "interface"), text=text)
 
 
 ALL = (lengths, gpus, addresses, duplicates, names, head, local, loopback)

@@ -39,6 +39,17 @@ def _judge_address(host: Host) -> Finding | None:
             evidence=listing,
             fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
         )
+    if match.interface == "lo" and len(host.inventory.nodes) > 1:
+        return failed(
+            node,
+            f"{node.ip} is on `lo`, where NCCL and Gloo take 127.0.0.1",
+            evidence=listing,
+            fix=(
+                f"move it to a dummy interface on {node.name}, which routing can announce as well:"
+                f" `sudo ip link add dummy0 type dummy`, `sudo ip addr add {node.ip} dev dummy0`,"
+                " `sudo ip link set dummy0 up`"
+            ),
+        )
     if node.interface and match.interface != node.interface:
         fix = f"set `network: {{interface: {match.interface}}}` for {node.name}"
         text = f"there is no interface `{node.interface}` with an address"

@@ -299,6 +299,18 @@ def test_a_link_that_is_down_fails(load: Load, good: Good) -> None:
     assert "ip link set eth0 up" in finding.fix
 
 
+def test_the_address_of_a_routed_host_is_not_on_lo(load: Load, good: Good) -> None:
+    """NCCL would bind to 127.0.0.1."""
+    routed = Address(interface="lo", ip="10.0.0.11", prefix=32, up=True)
+    finding = first("address", load, good("10.9.9.9", addresses=(routed,)))
+
+    assert (finding.status, finding.text) == (
+        "fail",
+        "10.0.0.11 is on `lo`, where NCCL and Gloo take 127.0.0.1",
+    )
+    assert "ip addr add 10.0.0.11 dev dummy0" in finding.fix
+
+
 @pytest.mark.parametrize("fabric", ["infiniband", "roce"])
 def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
     """NCCL would silently use TCP."""
