@@ -207,8 +207,8 @@ def loopback(draft: InventoryDraft) -> Iterator[Mistake]:
     if len(draft.nodes) < 2:
         return
     text = (
-        "should reach the other nodes, and NCCL takes 127.0.0.1 of `lo`; move a routed host's address"
-        " to a dummy interface: `ip link add dummy0 type dummy`"
+        "should reach the other nodes, and NCCL takes 127.0.0.1 of `lo`; move a routed"
+        " host's address to a dummy interface: `ip link add dummy0 type dummy`"
     )
     if draft.file.network.interface == "lo":
         yield Mistake(yaml_path=("network", "interface"), text=text)

@@ -269,8 +269,8 @@ def test_at_most_a_single_node_is_local(mistakes: Mistakes, load_text: Load) -> 
 def test_the_loopback_interface_reaches_no_peer(mistakes: Mistakes, load_text: Load) -> None:
     """But it is enough for one node."""
     text = (
-        "should reach the other nodes, and NCCL takes 127.0.0.1 of `lo`; move a routed host's address"
-        " to a dummy interface: `ip link add dummy0 type dummy`"
+        "should reach the other nodes, and NCCL takes 127.0.0.1 of `lo`; move a routed"
+        " host's address to a dummy interface: `ip link add dummy0 type dummy`"
     )
     nodes = (
         "\nnodes: [{host: 10.0.0.1, gpus: 1}, {host: 10.0.0.2, gpus: 1, network: {interface: lo}}]"

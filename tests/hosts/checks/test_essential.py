@@ -302,7 +302,8 @@ def test_a_link_that_is_down_fails(load: Load, good: Good) -> None:
 def test_the_address_of_a_routed_host_is_not_on_lo(load: Load, good: Good) -> None:
     """NCCL would bind to 127.0.0.1."""
     routed = Address(interface="lo", ip="10.0.0.11", prefix=32, up=True)
-    finding = first("address", load, good("10.9.9.9", addresses=(routed,)))
+    facts = good(addresses=(routed,))
+    finding = judge("address", load(), gpu01=facts, gpu02=good("10.0.0.12"))[0]
 
     assert (finding.status, finding.text) == (
         "fail",
