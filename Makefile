@@ -9,7 +9,8 @@ HAPROXY := /var/cache/vlaunch-lab/haproxy
 # Only the lab hosts need root (network namespaces, dockerd).
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
-PAIR := $(wildcard tests/integration/test_[1389]_*.py)
+LAB_TESTS := $(sort $(shell grep -rlw --include='*.py' 'mark\.lab' tests))
+PAIR := $(wildcard tests/integration/test_[13689]_*.py)
 
 .PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout contract plans exports exports-run recipes lock docs reference recording clean-lab
 
@@ -100,7 +101,7 @@ lab-tests-pair: .venv/installed
 	$(SUDO) $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR)
 
 lab-tests-others: .venv/installed
-	$(SUDO) env VLAUNCH_PAIR_OF_TRIO=1 $(BIN)/pytest -q -m "lab and not long" --durations=15 $(PAIR:%=--ignore=%)
+	$(SUDO) env VLAUNCH_PAIR_OF_TRIO=1 $(BIN)/pytest -q -m "lab and not long" --durations=15 $(filter-out $(PAIR),$(LAB_TESTS))
 
 # Servers and batch jobs under all faults, several servers, a flood of requests, and an unprivileged SSH user: more than an hour, too
 # long for `make test`. The compiler is for kernels that engines compile.
