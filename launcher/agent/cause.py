@@ -38,7 +38,8 @@ _CONSEQUENCE = re.compile(
         *("vllm.died-unexpectedly", "vllm.executor-failed", "vllm.stack-trace-consequence"),
         *("ray.actor-handle", "ray.actor-died", "ray.user-exception", "ray.not-serializable"),
     )
-    + r"|CancelledError|resource_tracker|cancelled|BrokenPipeError"
+    # Python's tracker of shared memory loses names that several processes register.
+    + r"|CancelledError|resource_tracker|KeyError: '/(?:psm|mp)[_-]|cancelled|BrokenPipeError"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # `(RayWorkerProc pid=284, ip=192.168.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `

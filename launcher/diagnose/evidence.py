@@ -28,10 +28,16 @@ _WORD = re.compile(
 )
 _MILD = re.compile(
     r"\b(?:INFO|WARN|WARNING|DEBUG|TRACE)\b|level=(?:info|warn|debug)|\[W\d{4} "
-    r"|\[\d{4}-\S+ \S+ [WID] \d+ \d+\]",  # Ray
+    r"|\[\d{4}-\S+ \S+ [WID] \d+ \d+\]|^\[state-dump\]"  # Ray
+    # Statistics, and what did not happen.
+    r"|\b(?:errors?|failed|failures?|killed|mismatch\w*|aborted)\b[^:=]{0,20}[:=] ?0\b"
+    r"|\b(?:0|no|without) (?:\w+ )?(?:errors?|failures?|mismatch\w*)\b",
     re.IGNORECASE,
 )
-_INFORMATION = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]")
+_INFORMATION = re.compile(
+    r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]"
+    r"|: [A-Z]\w+Warning: |warnings\.warn\("
+)
 _FRAME = re.compile(r'\s*File "[^"]+", line \d+, in ')
 _TRACEBACK = 100  # lines
 _READY = re.compile(vllm.API_READY)
@@ -54,19 +60,15 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
     """
     ready = [index for index, line in enumerate(lines) if _READY.search(line)]
     start = ready[-1] + 1 if ready else 0
-    rest = [strip_frame(line) for line in lines[start:]]
-    errors = [
-        LogError(index, line)
-        for index, line in enumerate(rest)
-        if _ERROR.search(line) and not _INFORMATION.search(lines[start + index])
-    ][:1]
-    if (raised := find_exception(lines[start:])) is not None:
+    framed = lines[start:]
+    rest = [strip_frame(line) for line in framed]
+    reported = [index for index, line in enumerate(framed) if not _INFORMATION.search(line)]
+    errors = [LogError(at, rest[at]) for at in reported if _ERROR.search(rest[at])][:1]
+    if (raised := find_exception(framed)) is not None:
         origins = [line for line in rest[: raised.last + 1][-_TRACEBACK:] if _FRAME.match(line)]
         errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
     if words and not errors:
-        indices = (at for at, line in enumerate(rest) if _WORD.search(line))
-        errors = [LogError(at, rest[at]) for at in indices if not _MILD.search(lines[start + at])][
-            :1
-        ]
+        named = (at for at in reported if _WORD.search(rest[at]))
+        errors = [LogError(at, rest[at]) for at in named if not _MILD.search(framed[at])][:1]
     first = min(errors, key=lambda error: error.line, default=None)
     return first and replace(first, line=start + first.line)

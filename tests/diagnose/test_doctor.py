@@ -175,6 +175,16 @@ def test_the_end_of_a_driver_is_no_failure() -> None:
     assert kinds(diagnose_reports(log(actor, worker))) == [("after", "ray-worker-died")]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_cluster_that_works_has_no_problem(elsewhere: bool) -> None:
+    """Its warnings, recorded from starts, stops, replaced servers and batch jobs."""
+    text = (VLLM.parent / "failures" / "cluster_ok.log").read_text()
+    diagnosis = diagnose_reports(log(*text.splitlines(), part="ray-1"), elsewhere=elsewhere)
+
+    assert {kind for kind, _ in kinds(diagnosis)} <= {"perhaps"}
+    assert not diagnosis.has_problem
+
+
 def test_an_error_without_an_entry_explains_an_effect() -> None:
     """Not if a cause is known, and not on a cluster where nothing failed."""
     assert kinds(diagnose_reports(log((9, NEW), (8, DEAD)))) == [
