@@ -12,7 +12,7 @@ from launcher.agent import observed
 from launcher.agent.cause import find_exception
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
-from launcher.diagnose.evidence import find_first_error
+from launcher.diagnose.evidence import LogError, find_first_error, find_suspect
 from launcher.failures.explain import explain
 from launcher.failures.hangs import describe_hangs
 from launcher.failures.match import Match, describe_end, describe_error, fill, find_failures
@@ -51,6 +51,7 @@ _STOP_OR_START = re.compile(
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
 _UNKNOWN = "the first error in the logs is not a known failure"
+_SUSPECT = "the logs have no known failure and no error; this line may matter"
 _UNKNOWN_FIX = (
     "search for this line in the issues of the program that printed it; more detail: run again with"
     " NCCL_DEBUG=INFO and VLLM_LOGGING_LEVEL=DEBUG, and read `dmesg`"
@@ -165,7 +166,7 @@ def diagnose(
             unknown = _unknown_findings(scans, now, words=not has_effect, elsewhere=elsewhere)
             findings = sorted([*findings, *unknown], key=_sort_key)
     if elsewhere and not findings:
-        findings = list(_stalled_findings(scans, now))
+        findings = list(_suspect_findings(scans, now))
     return Diagnosis(
         findings=tuple(findings),
         nodes=tuple(reports),
@@ -232,53 +233,56 @@ def _unknown_findings(
     """Yield the first error of the logs that is no known failure (`find_first_error`)."""
     errors = []
     for scan in scans:
-        known, log = {match.line for match in scan.matches}, scan.log
-        lines = ["" if at in known else line for at, line in enumerate(log.lines)]
+        known = {match.line for match in scan.matches}
+        lines = ["" if at in known else line for at, line in enumerate(scan.log.lines)]
         if (error := find_first_error(lines, words=words)) is not None:
-            line, at = lines[error.line].strip(), diagnosis.line_times(log, [error.line], now)
-            text = line if error.text in line or not error.origin else error.text
-            evidence = EvidenceLine(
-                node=scan.node, what=log.title, line=text[:_WIDTH], at=at[error.line]
-            )
-            errors.append((evidence, error))
+            errors.append((_log_evidence(scan, error, now), error))
     if errors:
         first, error = min(errors, key=lambda item: math.inf if item[0].at is None else item[0].at)
-        general = describe_error(error.text, error.origin)
-        yield DiagnosisFinding(
-            id=general.failure.id if general else "unknown",
-            kind="unknown",
-            cause=f"{_UNKNOWN}; {general.cause}" if general else _UNKNOWN,
-            fix=f"{general.choose_fix(elsewhere=elsewhere)}; {_UNKNOWN_FIX}"
-            if general
-            else _UNKNOWN_FIX,
-            source="",
-            nodes=(first.node,),
-            count=1,
-            evidence=(first,),
-        )
+        match = describe_error(error.text, error.origin)
+        yield _build_unknown("unknown", first, match, elsewhere=elsewhere)
 
 
-def _stalled_findings(scans: Sequence[_LogScan], now: float) -> Iterator[DiagnosisFinding]:
-    """Yield the step at which a log without errors ends: the program may hang there."""
+def _suspect_findings(scans: Sequence[_LogScan], now: float) -> Iterator[DiagnosisFinding]:
+    """Yield the step at which a log without errors ends, where the program may hang, or else its
+    first warning.
+    """
     for scan in scans:
-        if (match := describe_end(scan.log.lines)) is None:
-            continue
-        line, at = (
-            _evidence_line(scan.log, match),
-            diagnosis.line_times(scan.log, [match.line], now),
-        )
-        yield DiagnosisFinding(
-            id=match.failure.id,
-            kind="perhaps",
-            cause=match.cause,
-            fix=match.choose_fix(elsewhere=True),
-            source=match.failure.source,
-            nodes=(scan.node,),
-            count=1,
-            evidence=(
-                EvidenceLine(node=scan.node, what=scan.log.title, line=line, at=at[match.line]),
-            ),
-        )
+        lines, match = scan.log.lines, describe_end(scan.log.lines)
+        suspect = LogError(match.line, lines[match.line]) if match else find_suspect(lines)
+        if suspect is not None:
+            described = match or describe_error(suspect.text, "")
+            line = _log_evidence(scan, suspect, now)
+            yield _build_unknown("perhaps", line, described, elsewhere=True)
+
+
+def _build_unknown(
+    kind: Literal["unknown", "perhaps"], line: EvidenceLine, match: Match | None, *, elsewhere: bool
+) -> DiagnosisFinding:
+    """Build the finding of a line that is no known failure, with the description of its code."""
+    causes = [_UNKNOWN if kind == "unknown" else _SUSPECT]
+    fixes = [_UNKNOWN_FIX]
+    if match is not None:
+        causes.append(match.cause)
+        fixes.insert(0, match.choose_fix(elsewhere=elsewhere))
+    return DiagnosisFinding(
+        id=match.failure.id if match else "unknown",
+        kind=kind,
+        cause="; ".join(causes),
+        fix="; ".join(fixes),
+        source="",
+        nodes=(line.node,),
+        count=1,
+        evidence=(line,),
+    )
+
+
+def _log_evidence(scan: _LogScan, error: LogError, now: float) -> EvidenceLine:
+    """Return the line of an error: the text of an exception where the line is only its start."""
+    log, line = scan.log, scan.log.lines[error.line].strip()
+    text = error.text if error.origin and error.text not in line else line
+    at = diagnosis.line_times(log, [error.line], now)[error.line]
+    return EvidenceLine(node=scan.node, what=log.title, line=text[:_WIDTH], at=at)
 
 
 def _evidence_line(log: Log, match: Match) -> str:

@@ -38,6 +38,15 @@ _INFORMATION = re.compile(
     r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]"
     r"|: [A-Z]\w+Warning: |warnings\.warn\("
 )
+# Words of lines worth a look in a log without an error.
+_SUSPECT = re.compile(
+    rf"\bWARN(?:ING)?\b|{_WORD.pattern}"
+    r"|\bno(?:t|n-existent)? (?:such|data|found|support\w*|avail\w*|ready|exist|open\w*|match)"
+    r"|\b(?:does|did|could|can|will) ?n[o']t\b|\btoo (?:small|large|many|few|long)\b"
+    r"|\b(?:missing|unsupported|invalid|unavailable|lost|exceed\w*|expired|reject\w*|unhealthy"
+    r"|insufficient|disabled|fall\w*[ -]?back|retry\w*|BackOff|NotReady|Pending)\b",
+    re.IGNORECASE,
+)
 _FRAME = re.compile(r'\s*File "[^"]+", line \d+, in ')
 _TRACEBACK = 100  # lines
 _READY = re.compile(vllm.API_READY)
@@ -72,3 +81,10 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
         errors = [LogError(at, rest[at]) for at in named if not _MILD.search(framed[at])][:1]
     first = min(errors, key=lambda error: error.line, default=None)
     return first and replace(first, line=start + first.line)
+
+
+def find_suspect(lines: Sequence[str]) -> LogError | None:
+    """Return the first line that may matter in a log without an error: a warning, or less."""
+    rest = [strip_frame(line) for line in lines]
+    suspects = (LogError(at, rest[at]) for at, line in enumerate(lines) if _SUSPECT.search(line))
+    return next(suspects, None)

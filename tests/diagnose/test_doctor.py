@@ -159,6 +159,16 @@ def test_a_log_that_ends_without_an_error_may_show_a_hang() -> None:
     assert kinds(diagnose_reports(log(step, *"abcdef"), elsewhere=True)) == []
 
 
+def test_a_log_without_an_error_shows_its_first_warning() -> None:
+    """As a possible one."""
+    diagnosis = diagnose_reports(log("fine", "fi_getinfo: -61 (No data available)"), elsewhere=True)
+    (finding,) = diagnosis.findings
+
+    assert (finding.id, finding.kind, diagnosis.has_problem) == ("unknown", "perhaps", False)
+    assert finding.evidence[0].line == "fi_getinfo: -61 (No data available)"
+    assert "this line may matter" in finding.cause
+
+
 def test_the_end_of_a_driver_is_no_failure() -> None:
     """Ray reports that of a job that worked like the death of a worker; a real worker's counts, and
     information of Ray explains nothing.
