@@ -181,6 +181,25 @@ def test_errors_without_an_entry_are_described_by_their_code(failure: Failure) -
     assert "{0}" not in match.cause
 
 
+def test_other_lines_count_only_near_a_failure() -> None:
+    """Those of another start explain nothing; a later success excludes, an earlier one does not."""
+    error, place, success = (
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        '  File "/vllm/v1/worker/gpu_model_runner.py", line 9, in profile_run',
+        "Application startup complete.",
+    )
+    retry = load_failures()["rendezvous-retry"].example
+    far = ["fine"] * 600
+
+    def ids(*lines: str) -> set[str]:
+        return {match.failure.id for match in find_failures(lines)}
+
+    assert "profile-out-of-memory" in ids(place, error)
+    assert "profile-out-of-memory" not in ids(place, *far, error)
+    assert "rendezvous-retry" in ids(success, *far, retry)
+    assert "rendezvous-retry" not in ids(retry, *far, success)
+
+
 def test_an_rdma_failure_counts_only_with_rdma() -> None:
     """On Ethernet NCCL has no devices."""
     line = load_failures()["rdma-unseen"].example
