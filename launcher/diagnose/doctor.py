@@ -251,9 +251,9 @@ def _suspect_findings(scans: Sequence[_LogScan], now: float) -> Iterator[Diagnos
         lines, match = scan.log.lines, describe_end(scan.log.lines)
         suspect = LogError(match.line, lines[match.line]) if match else find_suspect(lines)
         if suspect is not None:
-            described = match or describe_error(suspect.text, "")
+            description = match or describe_error(suspect.text, "")
             line = _log_evidence(scan, suspect, now)
-            yield _build_unknown("perhaps", line, described, elsewhere=True)
+            yield _build_unknown("perhaps", line, description, elsewhere=True)
 
 
 def _build_unknown(

@@ -71,14 +71,14 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
     start = ready[-1] + 1 if ready else 0
     framed = lines[start:]
     rest = [strip_frame(line) for line in framed]
-    reported = [index for index, line in enumerate(framed) if not _INFORMATION.search(line)]
-    errors = [LogError(at, rest[at]) for at in reported if _ERROR.search(rest[at])][:1]
+    positions = [index for index, line in enumerate(framed) if not _INFORMATION.search(line)]
+    errors = [LogError(at, rest[at]) for at in positions if _ERROR.search(rest[at])][:1]
     if (raised := find_exception(framed)) is not None:
         origins = [line for line in rest[: raised.last + 1][-_TRACEBACK:] if _FRAME.match(line)]
         errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
     if words and not errors:
-        named = (at for at in reported if _WORD.search(rest[at]))
-        errors = [LogError(at, rest[at]) for at in named if not _MILD.search(framed[at])][:1]
+        worded = (at for at in positions if _WORD.search(rest[at]))
+        errors = [LogError(at, rest[at]) for at in worded if not _MILD.search(framed[at])][:1]
     first = min(errors, key=lambda error: error.line, default=None)
     return first and replace(first, line=start + first.line)
 

@@ -92,8 +92,8 @@ def describe_error(error: str, origin: str) -> Match | None:
 def describe_end(lines: Sequence[str]) -> Match | None:
     """Return the description of a step at which a log without errors ends."""
     start = max(len(lines) - _LAST, 0)
-    found = _describe([strip_frame(line) for line in lines[start:]], last=True)
-    return next((replace(match, line=start + match.line) for match in found), None)
+    matches = _describe([strip_frame(line) for line in lines[start:]], last=True)
+    return next((replace(match, line=start + match.line) for match in matches), None)
 
 
 def _describe(texts: Sequence[str], *, last: bool) -> Iterator[Match]:
@@ -129,11 +129,11 @@ class _Log:
             for pattern in parse_patterns(text)
             for index, match in self._search(pattern)
         ]
-        if hits and failure.unless and (others := self._line_numbers(failure.unless)):
-            hits = [hit for hit in hits if others[-1] < hit[0] - _NEAR]
+        if hits and failure.unless and (numbers := self._line_numbers(failure.unless)):
+            hits = [hit for hit in hits if numbers[-1] < hit[0] - _NEAR]
         if hits and failure.needs:
-            others = self._line_numbers(failure.needs)
-            hits = [hit for hit in hits if any(abs(hit[0] - other) <= _NEAR for other in others)]
+            numbers = self._line_numbers(failure.needs)
+            hits = [hit for hit in hits if any(abs(hit[0] - number) <= _NEAR for number in numbers)]
         return hits
 
     def _line_numbers(self, patterns: Sequence[str]) -> list[int]:

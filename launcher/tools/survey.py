@@ -130,7 +130,7 @@ class Survey:
     `skew` is the node's clock minus the launcher's in seconds; `synced` is the report of a time
     daemon; `own_names` are the addresses of the node's own host name; `lookups` are those of the
     cluster's addresses, `resolver_lines` the resolver's configuration; `memory`, `shm` and
-    `shm_free` are in bytes, and so is `memory_held`, that of drivers, outside processes and caches;
+    `shm_free` are in bytes, as is `driver_memory`, which is in no process and no cache;
     `port_range` has the first and last ephemeral port.
     """
 
@@ -141,7 +141,7 @@ class Survey:
     cpus: int | None = None
     numa_nodes: int | None = None
     memory: int | None = None
-    memory_held: int | None = None
+    driver_memory: int | None = None
     shm: int | None = None
     shm_free: int | None = None
     skew: float | None = None

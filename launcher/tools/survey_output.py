@@ -37,7 +37,7 @@ def parse_survey(parts: Parts, info: Mapping[str, Any]) -> Survey | None:
         cpus=_parse_int(system.get("cpus")),
         numa_nodes=_parse_int(system.get("numa_nodes")),
         memory=_parse_kib(system.get("memory")),
-        memory_held=_parse_kib(system.get("held")),
+        driver_memory=_parse_kib(system.get("driver_memory")),
         shm=shm,
         shm_free=shm_free,
         skew=_parse_skew(output("clock")),

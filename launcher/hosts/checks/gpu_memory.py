@@ -11,7 +11,7 @@ from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuProcess
 
 _FOREIGN_MIB = 1024
-_HELD_BYTES = 10 * 1024**3  # drivers of a healthy host need less
+_EXCESS_BYTES = 10 * 1024**3  # drivers of a healthy host need less
 
 
 def _judge_shared(host: Host) -> Finding | None:
@@ -118,8 +118,8 @@ def _judge_memory(host: Host) -> Finding:
             evidence="\n".join(_describe(process) for process in foreign[:8]),
             fix=_stop_fix(host, foreign),
         )
-    if held := _judge_displays(host) or _judge_unified(host):
-        return held
+    if finding := _judge_displays(host) or _judge_unified(host):
+        return finding
     megabytes = _total_memory(
         [process for process in host.facts.gpu_processes if process.gpu not in _unused_gpus(host)]
     )
@@ -151,16 +151,16 @@ def _judge_displays(host: Host) -> Finding | None:
 
 def _judge_unified(host: Host) -> Finding | None:
     """Warn about memory that a GB10's driver holds for dead processes: it is the host's."""
-    held = host.survey.memory_held if host.survey else None
-    if held is None or all(gpu.memory_total for gpu in host.facts.used_gpus(host.node)):
+    excess = host.survey.driver_memory if host.survey else None
+    if excess is None or all(gpu.memory_total for gpu in host.facts.used_gpus(host.node)):
         return None
     processes = host.facts.gpu_processes or ()
-    held -= _total_memory(processes) * 1024**2
-    if held < _HELD_BYTES or not all(process.memory for process in processes):
+    excess -= _total_memory(processes) * 1024**2
+    if excess < _EXCESS_BYTES or not all(process.memory for process in processes):
         return None
     return warned(
         host,
-        f"{format_size(held)} of memory belong to no process: most likely to one that was killed",
+        f"{format_size(excess)} of memory belong to no process: most likely to one that was killed",
         fix=(
             f"find processes that still hold the GPU: `sudo fuser -v /dev/nvidia*` on {host.name};"
             f" without any, reboot {host.name}"

@@ -131,7 +131,7 @@ HELD = replace(
     text="76.0 GiB of memory belong to no process",
     fix="without any, reboot gpu02",
     facts={"gpu02": {"gpus": (GB10, GB10), "gpu_processes": ()}},
-    survey={"gpu02": {"memory_held": 76 * 2**30}},
+    survey={"gpu02": {"driver_memory": 76 * 2**30}},
 )
 
 
