@@ -42,7 +42,8 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
         ("fail_rank_killed", "a rank died"),
         (
             "fail_netcut",
-            "the head lost contact with the node: a one-way firewall, or an overloaded node",
+            "the head lost contact with the node: a one-way firewall, an overloaded node, or its"
+            " raylet or container ended",
         ),
         ("fail_mp_headless_killed", "another rank ended or hangs, so Gloo lost it"),
     ],
@@ -138,7 +139,8 @@ def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
         ),
         (
             "Node is dead because the health check failed.",
-            "the head lost contact with the node: a one-way firewall, or an overloaded node",
+            "the head lost contact with the node: a one-way firewall, an overloaded node, or its"
+            " raylet or container ended",
         ),
         (
             "NCCL WARN socketPollConnect: connect to 10.0.0.12<43007> returned Connection refused,"
