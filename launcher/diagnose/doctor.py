@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher import upstream
 from launcher.agent import observed
 from launcher.agent.cause import find_exception
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
-from launcher.diagnose.evidence import LogError, find_first_error, find_suspect
+from launcher.diagnose.evidence import LogError, find_first_error, find_shutdowns, find_suspect
 from launcher.failures.explain import explain
 from launcher.failures.hangs import describe_hangs
 from launcher.failures.match import Match, describe_end, describe_error, fill, find_failures
@@ -43,11 +42,6 @@ _WIDTH = 300  # characters of evidence
 # Such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`.
 _NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
 _READY = re.compile(vllm.API_READY)
-# An exit after SIGTERM is no symptom, until the next start in the same log.
-_STOP_OR_START = re.compile(
-    rf"(\*\*\* SIGTERM received)|{upstream.text('vllm.engine-start')}"
-    r"|vlaunch agent: starting the engine"
-)
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
 _UNKNOWN = "the first error in the logs is not a known failure"
@@ -192,7 +186,7 @@ def _find_evidence(scans: Sequence[_LogScan], now: float) -> Iterator[tuple[str,
     for scan in scans:
         log = scan.log
         times = diagnosis.line_times(log, (match.line for match in scan.matches), now)
-        shutdowns = _shutdown_ranges(log.lines) if scan.matches else []
+        shutdowns = find_shutdowns(log.lines) if scan.matches else []
         for match in scan.matches:
             is_effect = match.failure.kind == "effect"
             if is_effect and any(match.line in lines for lines in shutdowns):
@@ -294,20 +288,6 @@ def _evidence_line(log: Log, match: Match) -> str:
     if match.end > _WIDTH - 20:
         text = "…" + text[match.end - _WIDTH // 2 :]
     return text[:_WIDTH]
-
-
-def _shutdown_ranges(lines: Sequence[str]) -> list[range]:
-    """Return the ranges of lines between a SIGTERM and the next start."""
-    ranges, stopped_at = list[range](), -1
-    for number, line in enumerate(lines):
-        if (match := _STOP_OR_START.search(line)) is None:
-            continue
-        if match[1]:
-            stopped_at = number if stopped_at < 0 else stopped_at
-        elif stopped_at >= 0:
-            ranges.append(range(stopped_at, number))
-            stopped_at = -1
-    return ranges if stopped_at < 0 else [*ranges, range(stopped_at, len(lines))]
 
 
 def _docker_logs(report: NodeReport) -> Iterator[Log]:

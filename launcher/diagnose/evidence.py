@@ -14,7 +14,7 @@ from launcher.tools import vllm
 _ERROR = re.compile(
     r"CCL WARN |\bUCX +(?:ERROR|FATAL)|NVRM: Xid|Error response from daemon|OCI runtime \w+ failed"
     r"|nvidia-container-cli: |: (?:command )?not found$|error while loading shared libraries"
-    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic)\b[^:]*: |^Killed$"
+    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic)\b[^:]*: (?!\s*Traceback)|^Killed$"
     r"|Segmentation fault|\bAborted\b|Bus error|terminate called|Check failed|CUDA error"
     r"|core dumped|\blevel=(?:error|fatal)|\bexit(?:ed)? .{0,20}\b137\b|errors? detected"
     rf"|{upstream.text('vllm.died-unexpectedly')}",
@@ -31,12 +31,15 @@ _MILD = re.compile(
     r"|\[\d{4}-\S+ \S+ [WID] \d+ \d+\]|^\[state-dump\]"  # Ray
     # Statistics, and what did not happen.
     r"|\b(?:errors?|failed|failures?|killed|mismatch\w*|aborted)\b[^:=]{0,20}[:=] ?0\b"
-    r"|\b(?:0|no|without) (?:\w+ )?(?:errors?|failures?|mismatch\w*)\b",
+    r"|\b(?:0|no|without) (?:\w+ )?(?:errors?|failures?|mismatch\w*)\b"
+    # Harmless: a driver built on the host, a pull, a host without Kubernetes.
+    r"|module verification failed|Unable to find image '|cni config load failed",
     re.IGNORECASE,
 )
 _INFORMATION = re.compile(
     r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]"
-    r"|: [A-Z]\w+Warning: |warnings\.warn\("
+    r"|: [A-Z]\w+Warning: |warnings\.warn\(|failed to load cni during init"
+    r"|Failed to open libibverbs"
 )
 # Words of lines worth a look in a log without an error.
 _SUSPECT = re.compile(
@@ -50,6 +53,14 @@ _SUSPECT = re.compile(
 _FRAME = re.compile(r'\s*File "[^"]+", line \d+, in ')
 _TRACEBACK = 100  # lines
 _READY = re.compile(vllm.API_READY)
+
+
+# A stop on purpose, whose effects are no symptoms, and the next start in the same log.
+_STOP_OR_START = re.compile(
+    r"(\*\*\* SIGTERM received|\[shutdown\] API server: |^INFO: +Shutting down$|^\^C"
+    r"|Sending SIG(?:INT|TERM) to)"
+    rf"|{upstream.text('vllm.engine-start')}|vlaunch agent: starting the engine"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,9 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
         origins = [line for line in rest[: raised.last + 1][-_TRACEBACK:] if _FRAME.match(line)]
         errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
     if words and not errors:
-        worded = (at for at in positions if _WORD.search(rest[at]))
+        ranges = find_shutdowns(framed)
+        running = [at for at in positions if not any(at in lines for lines in ranges)]
+        worded = (at for at in running if _WORD.search(rest[at]))
         errors = [LogError(at, rest[at]) for at in worded if not _MILD.search(framed[at])][:1]
     first = min(errors, key=lambda error: error.line, default=None)
     return first and replace(first, line=start + first.line)
@@ -88,3 +101,17 @@ def find_suspect(lines: Sequence[str]) -> LogError | None:
     rest = [strip_frame(line) for line in lines]
     suspects = (LogError(at, rest[at]) for at, line in enumerate(lines) if _SUSPECT.search(line))
     return next(suspects, None)
+
+
+def find_shutdowns(lines: Sequence[str]) -> list[range]:
+    """Return the ranges of lines between a stop on purpose and the next start."""
+    ranges, stopped_at = list[range](), -1
+    for number, line in enumerate(lines):
+        if (match := _STOP_OR_START.search(strip_frame(line))) is None:
+            continue
+        if match[1]:
+            stopped_at = number if stopped_at < 0 else stopped_at
+        elif stopped_at >= 0:
+            ranges.append(range(stopped_at, number))
+            stopped_at = -1
+    return ranges if stopped_at < 0 else [*ranges, range(stopped_at, len(lines))]

@@ -154,6 +154,7 @@ def test_serve_answers_through_both_nodes(lab_cluster: LabCluster) -> None:
         result.out,
         re.MULTILINE,
     )
+    lab_cluster.assert_healthy()
 
 
 def test_the_api_requires_its_key(lab_cluster: LabCluster) -> None:
@@ -392,7 +393,6 @@ def test_stop_frees_the_cluster(lab_cluster: LabCluster) -> None:
     status = lab_cluster.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")
     assert "0.0/2.0 GPU" in status
     assert "vllm serve" not in lab_cluster.command_lines()
-    lab_cluster.assert_healthy()
 
 
 def test_up_after_a_change_of_one_node(lab_cluster: LabCluster) -> None:
@@ -443,6 +443,7 @@ def test_mp_backend(lab_cluster: LabCluster) -> None:
     assert chat.out.strip()
     assert lab_cluster.containers() == before
     assert (status["whole"], status["network"].partition(" ")[0]) == (True, "verified")
+    lab_cluster.assert_healthy()
 
 
 def test_ports_of_ranks_without_ray_are_as_documented(lab_cluster: LabCluster) -> None:

@@ -339,6 +339,7 @@ result = [[str(group.state), [bundle["node_id"] for bundle in group.bundles]] fo
     groups = query_ray(spread.lab_cluster, program)
 
     assert [len(set(nodes)) for _, nodes in groups if len(nodes) == 2 and all(nodes)] == [2], groups
+    spread.lab_cluster.assert_healthy()
 
 
 # -- Requests --------------------------------------------------------------------------------------
