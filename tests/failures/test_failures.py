@@ -103,7 +103,8 @@ def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
         (
             "(Worker pid=7) ERROR 11-24 11:15:42 [x.py:1] RuntimeError: Could not find nvcc and"
             " default cuda_home='/usr/local/cuda' doesn't exist",
-            "the image has no nvcc, with which FlashInfer and DeepGEMM compile kernels at run time",
+            "no nvcc is found, with which FlashInfer and DeepGEMM compile kernels at run time (the"
+            " image has no CUDA toolkit, or CUDA_HOME is wrong)",
         ),
         ("Port 8000 is already in use, trying port 8001", None),
         ("bash: ray: command not found", "the image has no Ray"),
