@@ -118,8 +118,8 @@ def test_optional_or_repeated_steps_are_not_fatal(line: str) -> None:
         ),
         (
             "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low",
-            "a node ran out of host memory, and Ray killed a process: loading weights, CPU offload or"
-            " sleep mode of several engines, or another program needs too much",
+            "a node ran out of host memory, and Ray killed a process: loading weights, CPU offload"
+            " or sleep mode of several engines, or another program needs too much",
         ),
         (
             "torch.AcceleratorError: CUDA error: device-side assert triggered",
