@@ -14,7 +14,8 @@ from launcher.tools import vllm
 _ERROR = re.compile(
     r"CCL WARN |\bUCX +(?:ERROR|FATAL)|NVRM: Xid|Error response from daemon|OCI runtime \w+ failed"
     r"|nvidia-container-cli: |: (?:command )?not found$|error while loading shared libraries"
-    r"|symbol lookup error|fatal error: |^(?:docker|podman|fatal|error|panic)\b[^:]*: (?!\s*Traceback)|^Killed$"
+    r"|symbol lookup error|fatal error: |^Killed$"
+    r"|^(?:docker|podman|fatal|error|panic)\b[^:]*: (?!\s*Traceback)"
     r"|Segmentation fault|\bAborted\b|Bus error|terminate called|Check failed|CUDA error"
     r"|core dumped|\blevel=(?:error|fatal)|\bexit(?:ed)? .{0,20}\b137\b|errors? detected"
     rf"|{upstream.text('vllm.died-unexpectedly')}",
@@ -32,6 +33,7 @@ _MILD = re.compile(
     # Statistics, and what did not happen.
     r"|\b(?:errors?|failed|failures?|killed|mismatch\w*|aborted)\b[^:=]{0,20}[:=] ?0\b"
     r"|\b(?:0|no|without) (?:\w+ )?(?:errors?|failures?|mismatch\w*)\b"
+    r"|^\s*#"
     # Harmless: a driver built on the host, a pull, a host without Kubernetes.
     r"|module verification failed|Unable to find image '|cni config load failed",
     re.IGNORECASE,

@@ -161,11 +161,11 @@ def test_a_log_that_ends_without_an_error_may_show_a_hang() -> None:
 
 def test_a_log_without_an_error_shows_its_first_warning() -> None:
     """As a possible one."""
-    diagnosis = diagnose_reports(log("fine", "fi_getinfo: -61 (No data available)"), elsewhere=True)
+    diagnosis = diagnose_reports(log("fine", "x_info: -61 (No data available)"), elsewhere=True)
     (finding,) = diagnosis.findings
 
     assert (finding.id, finding.kind, diagnosis.has_problem) == ("unknown", "perhaps", False)
-    assert finding.evidence[0].line == "fi_getinfo: -61 (No data available)"
+    assert finding.evidence[0].line == "x_info: -61 (No data available)"
     assert "this line may matter" in finding.cause
 
 
