@@ -10,7 +10,7 @@ HAPROXY := /var/cache/vlaunch-lab/haproxy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 VLAUNCH := $(BIN)/vlaunch
 LAB_TESTS := $(sort $(shell grep -rlw --include='*.py' 'mark\.lab' tests))
-PAIR := $(wildcard tests/integration/test_[13689]_*.py)
+PAIR := $(wildcard tests/integration/test_[1389]_*.py) $(filter-out tests/integration/%,$(LAB_TESTS))
 
 .PHONY: demo test machine machine-exports lint unit processes lab-tests lab-tests-pair lab-tests-others long-tests faults mutants figures layout contract plans exports exports-run recipes lock docs reference recording clean-lab
 
@@ -92,8 +92,8 @@ export VLAUNCH_CRDS ?= $(abspath $(wildcard ../shared/fixtures/kubernetes))
 processes: .venv/installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -m "processes and not lab" -n auto --dist worksteal
 
-# Two rows in parallel, because they mostly wait: most tests of the two-node cluster, and all others. The others have a three-node
-# cluster, and use two of its nodes for tests of two nodes. Both rows take about the same time.
+# Two rows in parallel, because they mostly wait: most tests of the two-node cluster and those without a cluster, and all others. The
+# others have a three-node cluster, and use two of its nodes for tests of two nodes. Both rows take about the same time.
 lab-tests: .venv/installed
 	$(MAKE) --no-print-directory --jobs 2 lab-tests-pair lab-tests-others
 

@@ -45,7 +45,7 @@ _READY = re.compile(vllm.API_READY)
 # Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
 _UNKNOWN = "the first error in the logs is not a known failure"
-_SUSPECT = "the logs have no known failure and no error; this line may matter"
+_ONLY_WARNINGS = "the logs have no known failure and no error; this line may matter"
 _UNKNOWN_FIX = (
     "search for this line in the issues of the program that printed it; more detail: run again with"
     " NCCL_DEBUG=INFO and VLLM_LOGGING_LEVEL=DEBUG, and read `dmesg`"
@@ -254,7 +254,7 @@ def _build_unknown(
     kind: Literal["unknown", "perhaps"], line: EvidenceLine, match: Match | None, *, elsewhere: bool
 ) -> DiagnosisFinding:
     """Build the finding of a line that is no known failure, with the description of its code."""
-    causes = [_UNKNOWN if kind == "unknown" else _SUSPECT]
+    causes = [_UNKNOWN if kind == "unknown" else _ONLY_WARNINGS]
     fixes = [_UNKNOWN_FIX]
     if match is not None:
         causes.append(match.cause)
