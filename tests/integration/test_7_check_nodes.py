@@ -6,6 +6,7 @@ hosts.
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -58,6 +59,27 @@ def test_docker_is_dead(three: LabCluster) -> None:
     finally:
         host_faults.power_on(three.lab, last)  # starts it as the host itself does
     assert_healthy(three, "docker")
+
+
+def test_containers_may_open_few_files(three: LabCluster) -> None:
+    """Docker's default on node3 is too low; the fix names its setting."""
+    last = three.lab.host("node3")
+    file = last.root / "etc/docker/daemon.json"
+    limit = {"nofile": {"Name": "nofile", "Soft": 1024, "Hard": 1024}}
+    configuration = json.loads(file.read_text())
+    file.write_text(json.dumps({**configuration, "default-ulimits": limit}))
+    host_faults.stop_dockerd(last)
+    try:
+        hosts.start_service(last, "dockerd")
+        hosts.await_services(last)
+        finding = assert_fails(three, "process-limits").only_finding("process-limits")
+        text = "the container may open only 1024 files"
+        assert (finding["node"], finding["text"]) == ("node3", text)
+        assert "`default-ulimits`" in finding["fix"]
+    finally:
+        host_faults.stop_dockerd(last)
+        host_faults.power_on(three.lab, last)  # with the host's own configuration
+    assert_healthy(three, "process-limits")
 
 
 def test_sshd_is_dead(three: LabCluster) -> None:
