@@ -24,7 +24,8 @@ _ERROR = re.compile(
 # Words of other errors, in lines that are no mere information or warning.
 _WORD = re.compile(
     r"\b(?:errors?|failed|failure|fatal|timed out|refused|unable to|cannot|could not|killed"
-    r"|abort\w*|denied|mismatch|unreachable|died)\b",
+    r"|abort\w*|denied|mismatch|unreachable|died|undefined symbol|incompatible|not enough"
+    r"|insufficient|less than desired)\b",
     re.IGNORECASE,
 )
 _MILD = re.compile(
@@ -100,9 +101,8 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
 
 def find_suspect(lines: Sequence[str]) -> LogError | None:
     """Return the first line that may matter in a log without an error: a warning, or less."""
-    rest = [strip_frame(line) for line in lines]
-    suspects = (LogError(at, rest[at]) for at, line in enumerate(lines) if _SUSPECT.search(line))
-    return next(suspects, None)
+    suspects = (at for at, line in enumerate(lines) if _SUSPECT.search(line))
+    return next((LogError(at, strip_frame(lines[at])) for at in suspects), None)
 
 
 def find_shutdowns(lines: Sequence[str]) -> list[range]:
