@@ -75,6 +75,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m benchmarks.figures --budgets
 	$(BIN)/shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh launcher/*/*.sh launcher/*/*/*.sh benchmarks/*/*.sh tests/*/*.sh
 
 # Test files are stored in memory if /dev/shm has room and allows programs: on a disk, replacing a file waits for a sync.
@@ -127,6 +128,7 @@ mutants: .venv/installed .venv/cosmic-ray/installed
 # Figures of readability: lines per file, complexity, names.
 figures: .venv/installed
 	$(BIN)/python -m benchmarks.figures
+	$(BIN)/python -m benchmarks.figures --budgets
 
 # The bands of the import contract, drawn in docs/explanation/architecture.md.
 layout: .venv/installed

@@ -1,9 +1,10 @@
 """Readability figures of the code: `make figures`.
 
-    python -m benchmarks.figures [FOLDER …] [--over 10]
+    python -m benchmarks.figures [FOLDER …] [--over 10 | --budgets]
 
 Lengths are in lines. Complexity is McCabe's number as ruff counts it (`C901`); `--over N` names the
-functions above N instead. Comments and docstrings are shares of all lines.
+functions above N instead. Comments and docstrings are shares of all lines. `--budgets` prints the
+lines of each package beside its budget in pyproject.toml, and fails if one has more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 100
@@ -128,17 +134,39 @@ def figure_rows(files: Sequence[File]) -> Iterator[tuple[str, str]]:
     yield "comments + docstrings", f"{comments / lines:.1%} + {docstrings / lines:.1%}"
 
 
+def budget_rows(folder: Path, budgets: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Yield each package of a folder with its lines and its budget, 0 without one."""
+    for package in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
+        files = package.rglob("*.py")
+        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+        yield package.name, lines, budgets.get(package.name, 0)
+
+
+def print_budgets(rows: Sequence[tuple[str, int, int]]) -> bool:
+    """Print the packages with their budgets, and return True if all have at most these."""
+    for name, lines, budget in rows:
+        over = f"  {lines - budget:,} too many" if lines > budget else ""
+        print(f"{name:12} {lines:6,} of {budget:6,}{over}")
+    print(f"{'all':12} {sum(row[1] for row in rows):6,} of {sum(row[2] for row in rows):6,}")
+    return all(lines <= budget for _, lines, budget in rows)
+
+
 def _spread(values: Sequence[int]) -> str:
     tenths = statistics.quantiles(values, n=10)
     return f"{statistics.median(values):.0f} / {tenths[-1]:.0f} / {max(values):,}"
 
 
 def main() -> None:
-    """Print the table, or the most complex functions."""
+    """Print the table, the most complex functions, or the budgets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[ROOT / "launcher"])
     parser.add_argument("--over", type=int, metavar="N", help="name the functions above N instead")
+    parser.add_argument("--budgets", action="store_true", help="compare packages with budgets")
     args = parser.parse_args()
+    if args.budgets:
+        settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        budgets = settings["tool"]["vlaunch"]["budgets"]
+        sys.exit(not print_budgets(list(budget_rows(ROOT / "launcher", budgets))))
     paths = (path for folder in args.folders for path in sorted(folder.rglob("*.py")))
     complexity = complexities(args.folders)
     files = [

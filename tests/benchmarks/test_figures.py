@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.figures import complexities, figure_rows, measure_file
+import pytest
+
+from benchmarks.figures import (
+    budget_rows,
+    complexities,
+    figure_rows,
+    measure_file,
+    print_budgets,
+)
 
 _CODE = '''"""A module."""
 
@@ -51,3 +59,20 @@ def test_the_table(tmp_path: Path) -> None:
     assert figures["files / lines"] == "2 / 30"
     assert figures["complexity: median / 90th percentile / largest"] == "2 / 2 / 2"
     assert figures["function: median / 90th percentile / longest"] == "4 / 6 / 6"
+
+
+def test_a_package_over_its_budget_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So does one without a budget; other folders do not count."""
+    for name in ("big", "fine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("a = 1\n" * (8 if name == "big" else 2))
+    (tmp_path / "data").mkdir()
+    rows = list(budget_rows(tmp_path, {"big": 5, "fine": 5}))
+
+    assert rows == [("big", 8, 5), ("fine", 2, 5)]
+    assert not print_budgets(rows)
+    assert "3 too many" in capsys.readouterr().out
+    assert print_budgets(rows[1:])
+    assert not print_budgets(list(budget_rows(tmp_path, {"big": 8})))
