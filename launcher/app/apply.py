@@ -14,7 +14,6 @@ from launcher.core.events import Event, State
 from launcher.core.plan import Gate, Plan, Stage, Step, split_waves
 from launcher.core.transport import RecordingTransport, Transport, run_by_node
 from launcher.failures.explain import explain
-from launcher.tools import ray_judges as ray_checks
 
 _STATES: Mapping[str, State] = {
     "pass": "ok",
@@ -149,12 +148,13 @@ class _PlanRun:
             self._sleep(gate.every)
 
     def _explain(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
-        """Return the unmet findings, with evidence from their nodes' logs."""
+        """Return the unmet findings, with evidence from their nodes."""
         bad = {finding.node for finding in findings if finding.status in _BAD}
         commands = [command for command in gate.evidence if command.node in bad]
-        logs = {answer.node: answer for answer in self._transport.run(commands)} if commands else {}
-        explained = fold_findings(ray_checks.explain_logs(findings, logs))
-        return [finding for finding in explained if finding.status in _BAD]
+        if gate.explain is not None and commands:
+            answers = {answer.node: answer for answer in self._transport.run(commands)}
+            findings = gate.explain(findings, answers)
+        return [finding for finding in fold_findings(findings) if finding.status in _BAD]
 
 
 def _combine_errors(failed: Sequence[VlaunchError]) -> VlaunchError:

@@ -88,6 +88,7 @@ def head_gate(site: Site) -> Gate:
         deadline=120,
         every=0.2,
         evidence=(_container_log(site, node),),
+        explain=ray_checks.explain_logs,
     )
 
 
@@ -137,6 +138,7 @@ def agents_gate(site: Site, *, deadline: float) -> Gate:
         deadline=deadline,
         every=0.3,
         evidence=tuple(_container_log(site, member) for member in site.nodes),
+        explain=ray_checks.explain_logs,
     )
 
 
@@ -171,6 +173,7 @@ def cluster_gate(site: Site, restarts: Mapping[str, int], *, deadline: float, ho
         every=0.3,
         hold=hold,
         evidence=tuple(_container_log(site, member) for member in site.nodes),
+        explain=ray_checks.explain_logs,
     )
 
 

@@ -1,9 +1,10 @@
 """Plans: stages of steps, each closed by gates. Plans are values, without behaviour."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.core.check import Finding
+from launcher.core.domain import Answer
 from launcher.core.transport import Answers, Command
 
 
@@ -21,8 +22,9 @@ class Gate:
 
     `queries` are sent to the nodes, `judge` evaluates the answers of each node (in that order). A
     `wait` finding repeats the queries every `every` seconds until `deadline`; a pass must last
-    `hold` seconds. `evidence` commands run only when the gate fails. `progress_text` is shown while
-    a query runs. With `rejects_request`, a failure means an invalid request.
+    `hold` seconds. `evidence` commands run only when the gate fails, and `explain` adds what their
+    answers (by node) say to the findings. `progress_text` is shown while a query runs. With
+    `rejects_request`, a failure means an invalid request.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Gate:
     every: float = 1.0
     hold: float = 0.0
     evidence: tuple[Command, ...] = ()
+    explain: Callable[[Sequence[Finding], Mapping[str, Answer]], Sequence[Finding]] | None = None
     progress_text: str = ""
     rejects_request: bool = False
 

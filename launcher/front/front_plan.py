@@ -27,6 +27,7 @@ from launcher.front.keys import merge_maps
 from launcher.front.node_program import REVOKED
 from launcher.front.status import parse_status
 from launcher.tools import containers, docker
+from launcher.tools.ray_judges import explain_logs
 from launcher.tools.site import Site
 
 SERVER_KEY = "VLLM_API_KEY"
@@ -478,6 +479,7 @@ def _serving_gate(site: Site, configs: Mapping[str, str]) -> Gate:
             )
             for node in nodes
         ),
+        explain=explain_logs,
     )
 
 

@@ -13,6 +13,7 @@ from launcher.core.errors import GateError, LockError, NodeError
 from launcher.core.events import Event
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
+from launcher.tools import ray_judges
 from tests.fakes import FakeTransport
 
 
@@ -299,15 +300,15 @@ def test_a_failing_gate_queries_failed_nodes_for_evidence() -> None:
             node=c.node, code=0, out="noise\nOSError: [Errno 98] Address already in use\n"
         )
     )
+    gate = Gate(
+        id="g",
+        what="it holds",
+        judge=statuses(results),
+        evidence=logs,
+        explain=ray_judges.explain_logs,
+    )
     with pytest.raises(GateError) as caught:
-        run(
-            plan(
-                stage(
-                    gates=(Gate(id="g", what="it holds", judge=statuses(results), evidence=logs),)
-                )
-            ),
-            transport,
-        )
+        run(plan(stage(gates=(gate,))), transport)
 
     assert [command.node for command in transport.commands] == ["b"]
     assert caught.value.message == "b: not in: a port is already in use"
