@@ -254,8 +254,9 @@ def _build_unknown(
     kind: Literal["unknown", "perhaps"], line: EvidenceLine, match: Match | None, *, elsewhere: bool
 ) -> DiagnosisFinding:
     """Build the finding of a line that is no known failure, with the description of its code."""
-    causes = [_UNKNOWN if kind == "unknown" else _ONLY_WARNINGS]
-    fixes = [_UNKNOWN_FIX]
+    causes, fixes = [_UNKNOWN if kind == "unknown" else _ONLY_WARNINGS], [_UNKNOWN_FIX]
+    if match is not None and match.failure.last:
+        causes, fixes = [], []
     if match is not None:
         causes.append(match.cause)
         fixes.insert(0, match.choose_fix(elsewhere=elsewhere))
