@@ -149,7 +149,7 @@ WRONG_INTERFACE = {"env": {"GLOO_SOCKET_IFNAME": "nosuch0"}}
 @pytest.mark.parametrize(
     ("change", "inject", "undo", "failure"),
     [
-        ({}, fill_shared_memory, None, "shm-too-small"),
+        ({}, fill_shared_memory, None, "shm-full"),
         (WRONG_INTERFACE, None, None, "request-refused"),
         ({}, truncate_weights, restore_weights, "weights-file-broken"),
         ({}, hide_module, None, "module-missing"),
