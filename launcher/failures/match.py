@@ -116,10 +116,10 @@ class _Log:
             self._indices.setdefault(strip_frame(line), []).append(index)
         self._lines = list(self._indices)
         self._lowered = [line.lower() for line in self._lines]
-        self._by_word: dict[str, list[int]] = {}
+        self._by_word: dict[str, set[int]] = {}
         for number, line in enumerate(self._lowered):
-            for word in set(WORD.findall(line)):
-                self._by_word.setdefault(word, []).append(number)
+            for word in WORD.findall(line):
+                self._by_word.setdefault(word, set()).add(number)
 
     def find(self, failure: Failure) -> list[tuple[int, int, re.Match[str]]]:
         """Return the lines of a failure, the weights of its patterns and their matches."""
@@ -146,10 +146,12 @@ class _Log:
 
     def _search(self, pattern: Pattern) -> Iterator[tuple[int, re.Match[str]]]:
         """Yield the first lines that match a pattern, and the matches."""
-        # Few lines have the rarest word of a pattern.
-        numbers: list[Sequence[int]] = [self._by_word.get(word, ()) for word in pattern.words]
+        # Few lines have all words of a pattern.
+        numbers = [self._by_word.get(word, set()) for word in pattern.words]
+        numbers.sort(key=len)
+        lines = sorted(set.intersection(*numbers)) if numbers else range(len(self._lines))
         matches = 0
-        for number in min(numbers, key=len, default=range(len(self._lines))):
+        for number in lines:
             if pattern.literal not in self._lowered[number]:
                 continue
             line = self._lines[number]
