@@ -159,7 +159,7 @@ class PortProber:
         )
         self.mtu: int = request["mtu"]
         self.patience: float = request["patience"]
-        self.kill_ranks = time.monotonic() + request["deadline"]
+        self.deadline = time.monotonic() + request["deadline"]
         self.peers: list[dict[str, typing.Any]] = request["peers"]
         self.state = threading.Condition()
         self.connections: dict[str, list[PeerConnection]] = {}
@@ -237,7 +237,7 @@ class PortProber:
     def probe_peer(self, peer: "dict[str, typing.Any]") -> None:
         result = self.results[peer["name"]]
         # Reserve time for the datagrams, which need two seconds at most.
-        deadline = max(self.kill_ranks - 2.5, time.monotonic() + 0.5)
+        deadline = max(self.deadline - 2.5, time.monotonic() + 0.5)
         connection = None
         try:
             connection = self.probe_ports(peer, result, deadline)
@@ -373,7 +373,7 @@ class PortProber:
         """
         low, high = 0, self.mtu
         sizes = [MIN_PACKET] + [size for size in COMMON_SIZES if MIN_PACKET < size < self.mtu]
-        while high - low > 1 and time.monotonic() < self.kill_ranks:
+        while high - low > 1 and time.monotonic() < self.deadline:
             acknowledged = self.acknowledged_sizes(sock, ip, sizes)
             if not acknowledged and not low:
                 return None
@@ -427,7 +427,7 @@ class PortProber:
         """Wait until this node and all peers are done, or for the deadline; requires `state`."""
         names = {peer["name"] for peer in self.peers}
         while self.completed < len(self.peers) or not names <= self.finished:
-            remaining = self.kill_ranks - time.monotonic()
+            remaining = self.deadline - time.monotonic()
             if remaining <= 0:
                 return
             # Wait briefly: signal handlers run only while this thread does.
