@@ -22,7 +22,7 @@ def query_cluster(
     """Query every node (or `head_only`), the head's servers and Ray, and the files of a `model` if
     one is named.
 
-    `ClusterSnapshot.said` lacks what could not be queried, and then has an `error`: without
+    `ClusterSnapshot.payload` lacks what could not be queried, and then has an `error`: without
     `servers` the servers are unknown, without `jobs` Ray's jobs.
     """
     inventory, head = session.inventory, session.inventory.head

@@ -98,7 +98,7 @@ def code_target(target: str, within: PathBounds) -> tuple[str, dict[str, Path]]:
     """Return `MODULE:NAME` and the file to ship for it, if any; raises PathError.
 
     Args:
-        written: `FILE.py:NAME` or `MODULE:NAME`.
+        target: `FILE.py:NAME` or `MODULE:NAME`.
         within: where files may lie.
     """
     file_part, _, name = target.rpartition(":")

@@ -169,7 +169,7 @@ def copy_model(
     Args:
         programs: the nodes' programs.
         plan: the plan.
-        options: the options of the copy.
+        copy_options: the options of the copy.
         local: the source folder on this machine; empty when a node is the source.
         last: this copy is the command's last step.
         verify: compare the source's files even if no node lacks them.

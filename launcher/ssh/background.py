@@ -78,7 +78,7 @@ class BackgroundCommand:
         return None
 
     def say(self, line: str) -> None:
-        """Send a line to a command with `Command.talk` once it has started; ignored after its exit.
+        """Send a line to a `Command.interactive` once it has started; ignored after its exit.
 
         Raises ValueError for a line that would not arrive unchanged.
         """

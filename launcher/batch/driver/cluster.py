@@ -70,7 +70,7 @@ def label_log(job: str) -> None:
 
 
 def create_gate(count: int) -> Any:
-    """Return a gate at which `least` replicas wait until all are loaded, or None for one.
+    """Return a gate at which `count` replicas wait until all are loaded, or None for one.
 
     Else the first replica would take every row while the others load. Ray Data's own wait
     (`wait_for_min_actors_s`) also stops reading.
@@ -86,7 +86,7 @@ def create_gate(count: int) -> Any:
 
 
 class StartGate:
-    """Gate that opens after `least` arrivals, or `patience` seconds without one: a node may have
+    """Gate that opens after `count` arrivals, or `patience` seconds without one: a node may have
     died.
 
     It stays open for replicas that restart or arrive late.

@@ -179,7 +179,7 @@ def check_line(line: bytes | lines.LongLine, limit: int) -> bytes:
     """Return a line without its ending.
 
     Raises:
-        Bad: it is too large, empty, or not UTF-8.
+        BadRow: it is too large, empty, or not UTF-8.
     """
     if isinstance(line, lines.LongLine):
         raise BadRow(f"the row is larger than {limit:,} bytes: {line.length:,}; see `row_bytes`")
@@ -201,7 +201,7 @@ def parse_json(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
     """Parse one JSON object; of duplicate keys the last counts, as in most parsers.
 
     Raises:
-        Bad: it is not one.
+        BadRow: it is not one.
     """
     data = check_line(line, limit)
     try:
@@ -270,7 +270,7 @@ def name_cells(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
     """Return a record's cells by column name.
 
     Raises:
-        Bad: they are not as many, or the record is broken.
+        BadRow: they are not as many, or the record is broken.
     """
     if record.error:
         raise BadRow(record.error)

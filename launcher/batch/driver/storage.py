@@ -44,7 +44,9 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A file or folder on a pyarrow filesystem; `where` is the path or address it was opened by."""
+    """A file or folder on a pyarrow filesystem; `address` is the path or address by which it was
+    opened.
+    """
 
     filesystem: Any
     path: str

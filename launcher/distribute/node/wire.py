@@ -1,4 +1,4 @@
-"""Protocol between two nodes of a copy, inside mutual TLS (`secure.py`).
+"""Protocol between two nodes of a copy, inside mutual TLS (`connection.py`).
 
 ```text
 client → server   its purpose: PULL or GIVE
