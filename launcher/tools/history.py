@@ -188,28 +188,59 @@ def choose_previous_of_group(
     Raises:
         RequestError: there is none, or it used another image than the nodes have.
     """
-    current = {
-        name: next((r for r in revisions if r.id == id), None)
-        for name, (revisions, id) in histories.items()
-    }
-    first, *_, last = histories
-    forms = {revision.form if revision else None for revision in current.values()}
-    newest, oldest = current[first], current[last]
-    if len(forms) > 1 and (newest or oldest):
-        ran_before = newest and any(r.form == newest.form for r in histories[last][0])
-        source = first if newest and (ran_before or not oldest) else last
-        previous = choose_previous([r for r in [current[source]] if r], "", image)
+    replicas = [_ReplicaHistory(name, *history) for name, history in histories.items()]
+    source = _choose_after_interruption(replicas)
+    if source is not None:
+        previous = choose_previous(source.answered, "", image)
     else:
-        source = next(
-            (n for n, (rs, _) in histories.items() if any(r.form not in forms for r in rs)), first
+        source, older = _choose_with_other_form(replicas)
+        previous = choose_previous(
+            older or source.answered, "" if older else source.current_id, image
         )
-        revisions = [r for r in histories[source][0] if r.form not in forms]
-        answered = revisions or [r for r in [newest] if r]
-        previous = choose_previous(answered, "" if revisions else histories[first][1], image)
-    nodes = [revision.nodes for revision in current.values() if revision]
+    nodes = [replica.current.nodes for replica in replicas if replica.current]
     return replace(
         previous,
-        port=previous.port - state.replica_number(source) + 1,
+        port=previous.port - state.replica_number(source.name) + 1,
         nodes=tuple(dict.fromkeys(name for names in nodes for name in names)) if all(nodes) else (),
         gpus=None,
     )
+
+
+class _ReplicaHistory:
+    """Revisions of a replica, newest first, and its current one, if that has answered."""
+
+    def __init__(self, name: str, revisions: Sequence[ServerRevision], current_id: str) -> None:
+        self.name, self.revisions, self.current_id = name, revisions, current_id
+        self.current = next((r for r in revisions if r.id == current_id), None)
+        self.form = self.current.form if self.current else None
+
+    @property
+    def answered(self) -> list[ServerRevision]:
+        """The current revision, if it has answered."""
+        return [self.current] if self.current else []
+
+
+def _choose_after_interruption(replicas: Sequence[_ReplicaHistory]) -> _ReplicaHistory | None:
+    """Return the replica to whose current spec all return; None if their specs do not differ, or
+    neither the first nor the last has answered.
+    """
+    first, *_, last = replicas
+    if len({replica.form for replica in replicas}) == 1 or not (first.current or last.current):
+        return None
+    if first.current is None or last.current is None:
+        return first if first.current else last
+    continues_rollback = any(revision.form == first.form for revision in last.revisions)
+    return first if continues_rollback else last
+
+
+def _choose_with_other_form(
+    replicas: Sequence[_ReplicaHistory],
+) -> tuple[_ReplicaHistory, list[ServerRevision]]:
+    """Return the first replica that ran in a form which none has now, and those revisions of it;
+    else the first replica, and none.
+    """
+    current_forms = {replica.form for replica in replicas}
+    for replica in replicas:
+        if older := [r for r in replica.revisions if r.form not in current_forms]:
+            return replica, older
+    return replicas[0], []
