@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from launcher.core.events import Event, State
 from launcher.core.transport import Transport, run_by_node
 from launcher.failures.explain import explain
 from launcher.serving import endpoints
+from launcher.serving.start_error import start_error
 from launcher.tools import agent_queries, servers, vllm
 from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
@@ -42,8 +43,6 @@ _QUERIES = 8  # for the ranks of a server that has just answered
 _REFUSALS = 3
 _STAGE = "serve"
 _TERMINATED = "*** SIGTERM received"
-# characters of an exception in an error's first line; the evidence has all of it
-_LINE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ class _StartWatcher:
                 settling = self.clock() - self.fatal_since if self.fatal_since is not None else 0.0
                 over = self.server.state in OVER
                 if over or settling >= _SETTLE:
-                    raise _start_error(self.server, self.lines, hung=not over)
+                    raise start_error(self.server, self.lines, hung=not over)
                 if self.state in servers.GOOD and isinstance(self.first_answer, FirstAnswer):
                     yield self._wait_event()
                     served = self._ready_server(self.first_answer)
@@ -360,45 +359,6 @@ class _StartWatcher:
                 f" `vlaunch logs -f`; stop it: `vlaunch stop {self.spec.name}`"
             ),
         )
-
-
-def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
-    """Return the error of a server that exited, or that `hung` after the log `lines`."""
-    record, fault = server.observed, None
-    outcome = f"{server.label} is still running"
-    if record is not None and not hung:
-        fault = record.last_fault
-        outcome = fault.what if fault else record.doing or "it failed"
-        outcome = f"the supervisor gave up: {outcome}" if record.state == "gave-up" else outcome
-        outcome = untrusted.sanitize(outcome)
-    cause = untrusted.sanitize(fault.cause) if fault else ""
-    evidence = [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
-    node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
-    log = [*evidence, *lines]
-    failure = explain("\n".join([cause, *log]))
-    raised = vllm.find_exception("\n".join(log))
-    exception = cause or (raised.text if raised else "")
-    if raised and raised.text[:_LINE] != exception[:_LINE]:
-        raised = None  # the agent's cause is more precise
-    specific = None if failure is None or (failure.vague and exception) else failure
-    headline = specific.cause if specific else exception or outcome
-    headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
-    origin = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
-    text = f"{origin}: {exception}" if headline != exception else f"raised on {origin}"
-    texts = [text if exception and origin else exception]
-    if specific and (not exception or exception[:_LINE] not in specific.line):
-        texts.append(specific.line)
-    texts.append(outcome)
-    if specific is None and raised is None:
-        texts += (evidence or list(lines))[-8:]
-    hints = [failure.fix if failure else "find the cause: `vlaunch doctor`"]
-    if hung:
-        hints.append(f"stop it: `vlaunch stop {server.name}`")
-    return ServerError(
-        f"the server {'cannot continue' if hung else 'did not start'}: {headline}",
-        evidence=[text for text in dict.fromkeys(texts) if text and text != headline],
-        hint="\n".join(hints),
-    )
 
 
 def summary_json(served: ReadyServer) -> dict[str, Any]:
