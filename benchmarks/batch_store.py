@@ -185,7 +185,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def run_driver(work: str) -> int:
     """Run the driver with a pipeline that answers every row at once, one in 97 with an error."""
 
-    def run(job: Any, manifest: Any, pending: dict[int, bytes], _: Any) -> Iterator[list[Any]]:
+    def run(job: Any, manifest: Any, pending: dict[int, bytes], *_: Any) -> Iterator[list[Any]]:
         convert = Converter(job, manifest.types).convert
         for split in manifest.splits:
             numbers = list(row_numbers(pending.get(split.index, b""), split.first))

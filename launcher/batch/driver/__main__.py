@@ -203,14 +203,15 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
     """Move rows from the pipeline to the sink until none remain."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened
-    for parts in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
+    current = budget.CurrentMonitor()
+    pipeline = MODES[job.mode].run(job, run.manifest, run.pending, progress, current)
+    for parts in pump_results(pipeline):
         run.sink.add(parts)
         run.sink.tick()
         # Ray installs a handler of its own when it connects
         signal.signal(signal.SIGTERM, handle_sigterm)
-        watch = budget.ReplicaMonitor.current
-        if watch is not None and watch.verdict is not None:
-            raise watch.verdict
+        if (verdict := current.verdict) is not None:
+            raise verdict
         if STOPPING.is_set():
             raise StopRequested
 

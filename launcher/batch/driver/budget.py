@@ -170,10 +170,9 @@ class PendingQuery:
 class ReplicaMonitor:
     """A thread that checks the replicas every two seconds.
 
-    `verdict` is the failure that should end the job, once there is one.
+    `verdict` is the failure that should end the job, once there is one; `current` has this monitor
+    while it runs.
     """
-
-    current: ReplicaMonitor | None = None  # this process's monitor
 
     def __init__(
         self,
@@ -182,7 +181,9 @@ class ReplicaMonitor:
         actor: str,
         replicas: tuple[int, int],
         needs: Mapping[str, float],
+        current: CurrentMonitor,
     ) -> None:
+        self.current = current
         self.progress, self.actor, self.replicas, self.needs = progress, actor, replicas, needs
         self.budget = Budget(
             restarts=job.limits.restarts,
@@ -203,14 +204,14 @@ class ReplicaMonitor:
         self.thread = threading.Thread(target=self.watch, name="budget", daemon=True)
 
     def __enter__(self) -> ReplicaMonitor:
-        ReplicaMonitor.current = self
+        self.current.monitor = self
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
         self.thread.join(timeout=2 * QUERY_TIMEOUT)
-        ReplicaMonitor.current = None
+        self.current.monitor = None
 
     def finished(self, rows: int) -> None:
         """Count rows from the pipeline."""
@@ -273,6 +274,19 @@ class ReplicaMonitor:
             if lines:
                 return [f"the log of process {pid} has:", *lines]
         return []
+
+
+class CurrentMonitor:
+    """The monitor of the running pipeline, if it has one, for the thread that writes the rows."""
+
+    def __init__(self) -> None:
+        self.monitor: ReplicaMonitor | None = None
+
+    @property
+    def verdict(self) -> Failed | None:
+        """The failure that should end the job, if any."""
+        monitor = self.monitor  # the pipeline's thread removes it
+        return monitor.verdict if monitor is not None else None
 
 
 def read_log_end(node: str, pid: int) -> list[str]:

@@ -34,7 +34,11 @@ TOOLS: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
+    job: Job,
+    manifest: Manifest,
+    pending: Mapping[int, bytes],
+    progress: Tracker,
+    current: budget.CurrentMonitor,
 ) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     if job.prompt is not None:
@@ -48,7 +52,7 @@ def run(
     data = add_prepare_stage(data, job, batch, **prepare_options(job, rows, at_once))
     data = add_inference_stage(data, Converter(job, manifest.types), batch, rows)
     with budget.ReplicaMonitor(
-        job, progress, ACTOR, job.engine.replicas, replica_resources(job)
+        job, progress, ACTOR, job.engine.replicas, replica_resources(job), current
     ) as watch:
         for table in cluster.iter_tables(data):
             parts = results.unpack(table)

@@ -31,6 +31,7 @@ def run(
     manifest: Manifest,
     pending: Mapping[int, bytes],
     progress: Tracker,
+    current: budget.CurrentMonitor,
 ) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     cluster.connect(logs=True)
@@ -55,9 +56,8 @@ def run(
         source.batches_in_flight(IN_FLIGHT, batch, rows, maximum),
         constructor_args,
     )
-    with budget.ReplicaMonitor(
-        job, progress, ACTOR, options.replicas, {"GPU": options.num_gpus, "CPU": options.num_cpus}
-    ) as watch:
+    needs = {"GPU": options.num_gpus, "CPU": options.num_cpus}
+    with budget.ReplicaMonitor(job, progress, ACTOR, options.replicas, needs, current) as watch:
         for table in cluster.iter_tables(data):
             parts = results.unpack(table)
             watch.finished(results.count_rows(parts))

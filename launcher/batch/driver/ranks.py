@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from . import cluster, rows
+from .budget import CurrentMonitor
 from .job import DataParallel, Failed, Job, Refused
 from .manifest import Manifest
 from .progress import Tracker
@@ -52,7 +53,11 @@ class Slice:
 
 
 def run(
-    job: Job, manifest: Manifest, pending: Mapping[int, bytes], progress: Tracker
+    job: Job,
+    manifest: Manifest,
+    pending: Mapping[int, bytes],
+    progress: Tracker,
+    _: CurrentMonitor,  # ranks are not restarted
 ) -> Iterator[list[Part]]:
     """Yield answered and failed rows, in blocks and in input order.
 

@@ -166,9 +166,15 @@ class JobStub:
         stall = 60.0
 
 
+def monitor(replicas: tuple[int, int]) -> budget.ReplicaMonitor:
+    return budget.ReplicaMonitor(
+        JobStub(), FakeTracker(), "Replica", replicas, {"GPU": 1.0}, budget.CurrentMonitor()
+    )
+
+
 @pytest.fixture
 def watch() -> budget.ReplicaMonitor:
-    return budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (1, 2), {"GPU": 1.0})
+    return monitor((1, 2))
 
 
 def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
@@ -194,7 +200,7 @@ def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
 def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the shortage, although another replica is loaded."""
     monkeypatch.setattr(budget, "query_shortage", lambda needs, replicas: "waiting for 1 GPU")
-    watch = budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (2, 2), {"GPU": 1.0})
+    watch = monitor((2, 2))
     watch.update(ReplicaCounts(placed=1, waiting=1))
     watch.update(ReplicaCounts(placed=2))
 

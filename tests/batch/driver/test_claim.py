@@ -241,7 +241,7 @@ def test_a_moved_head_continues_with_a_warning(
 ) -> None:
     """In the progress and the summary, which name the driver before."""
 
-    def pipeline(spec: Job, manifest: Any, pending: Any, _: Any) -> Iterator[Any]:
+    def pipeline(spec: Job, manifest: Any, pending: Any, *_: Any) -> Iterator[Any]:
         convert = Converter(spec, manifest.types).convert
         yield convert([answered(row) for row in pending_rows(manifest, pending)])
 

@@ -59,13 +59,25 @@ def work(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipeline], int]]:
+def monitors() -> list[budget.CurrentMonitor]:
+    """Return what the pipelines of a test were given."""
+    return []
+
+
+@pytest.fixture
+def run(
+    work: Path, monkeypatch: pytest.MonkeyPatch, monitors: list[budget.CurrentMonitor]
+) -> Iterator[Callable[[Pipeline], int]]:
     """Run the driver with a fake pipeline of mode `engine`, and restore SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
-        def converted(job: Any, manifest: Any, *rest: Any) -> Iterator[list[Part]]:
-            return map(Converter(job, manifest.types).convert, pipeline(job, manifest, *rest))
+        def converted(
+            job: Any, manifest: Any, pending: Any, progress: Any, current: Any
+        ) -> Iterator[list[Part]]:
+            monitors.append(current)
+            rows = pipeline(job, manifest, pending, progress)
+            return map(Converter(job, manifest.types).convert, rows)
 
         monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=converted))
         return driver.main(str(work))
@@ -211,7 +223,7 @@ import os, pickle, sys, types
 from launcher.batch.driver import __main__ as driver, results, rows
 from tests.batch.driver.jobs import answered
 
-def pipeline(job, manifest, pending, progress):
+def pipeline(job, manifest, pending, *_):
     converter = results.Converter(job, manifest.types)
     for split in manifest.splits:
         for row in rows.read_split(job, manifest, split, pending[split.index]):
@@ -273,7 +285,7 @@ def test_sigterm_keeps_answers(work: Path, run: Callable[[Pipeline], int]) -> No
 
 
 def test_the_watchdog_stops_a_hanging_pipeline(
-    work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
+    work: Path, run: Callable[[Pipeline], int], monitors: list[Any]
 ) -> None:
     """Its verdict is the job's failure."""
     release = threading.Event()
@@ -286,7 +298,7 @@ def test_the_watchdog_stops_a_hanging_pipeline(
     def hangs(
         job: Any, manifest: Any, pending: Any, progress: Any
     ) -> Iterator[list[dict[str, Any]]]:
-        monkeypatch.setattr(budget.ReplicaMonitor, "current", Watch())
+        monitors[-1].monitor = Watch()
         yield [answered(0)]
         release.wait(60)
 

@@ -18,6 +18,7 @@ import pytest
 from launcher.batch.driver import cluster, ranks
 from launcher.batch.driver import rows as reading
 from launcher.batch.driver.bitmap import row_numbers
+from launcher.batch.driver.budget import CurrentMonitor
 from launcher.batch.driver.job import Failed, Preprocess, Refused, parse_job
 from launcher.batch.driver.rank_pool import RankSlot
 from launcher.batch.driver.results import Converter, Part
@@ -251,7 +252,7 @@ def test_a_preprocess_stage_is_rejected() -> None:
     requests = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
 
     with pytest.raises(Refused, match="no `preprocess` stage"):
-        next(ranks.run(requests, None, {}, None))
+        next(ranks.run(requests, None, {}, None, CurrentMonitor()))
 
 
 def test_ranks_that_do_not_fit_are_rejected() -> None:
@@ -448,7 +449,13 @@ def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     accounted(
         list(
-            ranks.run(job(model=str(tmp_path), expert_parallel=True), manifest, pending, progress)
+            ranks.run(
+                job(model=str(tmp_path), expert_parallel=True),
+                manifest,
+                pending,
+                progress,
+                CurrentMonitor(),
+            )
         ),
         numbers,
     )
@@ -461,7 +468,7 @@ def test_a_run(moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert crews[0].text.startswith("mixture of experts" if moe else "dense model")
     assert [bool(moe)] == [not warned]
 
-    result = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
+    result = ranks.run(job(model=str(tmp_path)), manifest, pending, progress, CurrentMonitor())
     next(result)
     crews[1].spoil = lambda answers: [*answers, {**row(0), "_row": -1}]
     with pytest.raises(Failed, match="answered others"):
