@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .desired import Desired
+from dataclasses import replace
+
+from .desired import Desired, ProcessSpec
 from .monitor import Monitor
 from .node import KEEP, PREPARE, RUN, Order
 from .reservation import Reservation
@@ -20,30 +22,40 @@ def build_orders(
     counts |= {node: count for node, count in spec.places.items() if count}
     processes = {process.node: process for process in spec.processes}
     ranks = monitor.ranks if monitor is not None else []
+    launched = monitor.launched if monitor is not None and phase == RUN else {}
     orders = {}
     for node in spec.possible_nodes:
-        process = processes.get(node)
-        # A process that has run once is never started again: a restarted container must not
-        # start it alone.
-        launched = phase == RUN and monitor is not None and node in monitor.launched
-        is_first_run = process is not None and not launched
-        behind = spec.replicas_behind(process) if process else range(0)
-        gpus = (reserved and reserved.gpus(node)) or process.gpus if process else None
-        has_gpu_list = gpus is not None and bool(spec.visible)
-        visible = {spec.visible: ",".join(map(str, gpus or ()))} if has_gpu_list else {}
-        orders[node] = Order(
+        order = Order(
             generation=generation,
-            phase=phase if is_first_run or phase == PREPARE else KEEP,
-            argv=process.argv if process else (),
-            env={**process.env, **visible} if process else {},
-            grace=spec.policy.grace if process else Order.grace,
-            api=(spec.api_host(node), spec.port) if process in spec.apis else None,
-            behind=(behind.start, behind.stop),
+            phase=PREPARE if phase == PREPARE else KEEP,
             canary=spec.policy.canary,
             pids=tuple(rank.pid for rank in ranks if rank.node == node and rank.pid),
             share=spec.memory_share if node in counts else None,
             count=counts.get(node, 0),
-            gpus=gpus,
             inspect=monitor is not None and phase != PREPARE and bool(monitor.stall.verdict),
         )
+        if process := processes.get(node):
+            order = _with_process(order, spec, process, reserved)
+            # A process that has run once is never started again: a restarted container must not
+            # start it alone.
+            order = order if node in launched else replace(order, phase=phase)
+        orders[node] = order
     return orders
+
+
+def _with_process(
+    order: Order, spec: Desired, process: ProcessSpec, reserved: Reservation | None
+) -> Order:
+    """Return an order for the node of a process, which sees only its GPUs."""
+    gpus = (reserved and reserved.gpus(process.node)) or process.gpus
+    visible = {} if gpus is None or not spec.visible else {spec.visible: ",".join(map(str, gpus))}
+    behind = spec.replicas_behind(process)
+    return replace(
+        order,
+        argv=process.argv,
+        env={**process.env, **visible},
+        grace=spec.policy.grace,
+        api=(spec.api_host(process.node), spec.port) if process in spec.apis else None,
+        behind=(behind.start, behind.stop),
+        gpus=gpus,
+    )
