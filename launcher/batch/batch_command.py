@@ -26,7 +26,7 @@ from launcher.batch.batch_plan import (
 )
 from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import job_spec
-from launcher.batch.output_folder import OutputFolder, format_size
+from launcher.batch.output_folder import OutputFolder
 from launcher.batch.shape import Job
 from launcher.batch.watch import WatchedJob, progress_data, watch_job
 from launcher.core import sizes, untrusted
@@ -34,7 +34,7 @@ from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.events import Event
 from launcher.core.plan import Plan
-from launcher.core.sizes import format_count
+from launcher.core.sizes import format_count, format_decimal_size
 from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -164,7 +164,7 @@ def build_request(
                 Event(
                     kind="wait",
                     stage="input",
-                    text=f"reading the input, {format_size(read)}",
+                    text=f"reading the input, {format_decimal_size(read)}",
                     data={"bytes": read},
                 )
             )
@@ -172,7 +172,7 @@ def build_request(
     files = inputs.read_shipped(job, progress)
     if time.monotonic() - began >= 1:
         text, seconds = (
-            f"read the input: {format_count(len(files), 'file')}, {format_size(read)}",
+            f"read the input: {format_count(len(files), 'file')}, {format_decimal_size(read)}",
             time.monotonic() - began,
         )
         printer.show(Event(kind="step", stage="input", text=text, state="ok", seconds=seconds))

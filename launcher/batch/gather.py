@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from launcher.batch import job_store
 from launcher.batch.job_store import OutputFile
-from launcher.batch.output_folder import OutputFolder, first_names, format_size, new_file
+from launcher.batch.output_folder import OutputFolder, first_names, new_file
 from launcher.core.errors import BatchError, NodeError, UnreadableAnswer, VlaunchError
 from launcher.core.events import Event
+from launcher.core.sizes import format_decimal_size
 from launcher.core.transport import Transport
 from launcher.tools.site import Site
 
@@ -137,8 +138,8 @@ def _fetch_all(
             for count in output.fetch(path, file):
                 now = so_far + count
                 text = (
-                    f"gathering file {index} of {len(files)}, {format_size(now)} of"
-                    f" {format_size(total)}"
+                    f"gathering file {index} of {len(files)}, {format_decimal_size(now)} of"
+                    f" {format_decimal_size(total)}"
                 )
                 report, last_report = (
                     (True, clock())
@@ -253,5 +254,5 @@ def _summarize(done: GatherResult) -> str:
     removed = f"; {done.removed} removed (their error rows were retried)" if done.removed else ""
     return (
         f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched"
-        f" ({format_size(done.bytes)}){removed}"
+        f" ({format_decimal_size(done.bytes)}){removed}"
     )

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from launcher.batch import job_store
 from launcher.batch.job_store import OutputFile
 from launcher.core.errors import RequestError, VlaunchError
+from launcher.core.sizes import format_decimal_size
 
 _MARK = ".vlaunch-batch.json"
 _SPARE = 2**30  # bytes kept free on this machine
@@ -94,9 +95,9 @@ class OutputFolder:
         # Spare 5 %, as file systems reserve, but at most 1 GiB.
         room = disk.free - min(disk.total // 20, _SPARE)
         if total > max(room, 0):
+            free, needed = format_decimal_size(max(room, 0)), format_decimal_size(total)
             raise VlaunchError(
-                f"{self.shown} has {format_size(max(room, 0))} free, but the missing output needs"
-                f" {format_size(total)}",
+                f"{self.shown} has {free} free, but the missing output needs {needed}",
                 hint=(
                     "free some space, or name another folder (`write:`, or `--output`); the output"
                     " stays on the head"
@@ -196,14 +197,6 @@ class OutputFolder:
                 evidence=first_names(parts),
                 hint=hint,
             )
-
-
-def format_size(count: int) -> str:
-    """Format a byte count."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
 
 
 def first_names(names: list[str]) -> list[str]:

@@ -39,6 +39,14 @@ def format_size(size: int) -> str:
     return f"{size / MIB:.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"
 
 
+def format_decimal_size(size: int) -> str:
+    """Format the bytes of a job's files: `340.0 MB`, `1.2 GB`."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
 def format_count(count: float, noun: str) -> str:
     """Return a number with its noun, such as `1 node` or `2,000 nodes`."""
     return f"{count:,g} {noun}" if count == 1 else f"{count:,g} {noun}s"

@@ -1,10 +1,10 @@
-"""The local output folder of a batch job; the command's tests cover ownership."""
+"""Formatting of sizes."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.batch.output_folder import format_size
+from launcher.core.sizes import format_decimal_size
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,6 @@ from launcher.batch.output_folder import format_size
         (3 * 10**9, "3.0 GB"),
     ],
 )
-def test_sizes(count: int, expected: str) -> None:
+def test_sizes_of_a_jobs_files(count: int, expected: str) -> None:
     """In decimal units."""
-    assert format_size(count) == expected
+    assert format_decimal_size(count) == expected
