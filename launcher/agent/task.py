@@ -98,7 +98,7 @@ ONLY_HEALTH = "no known request fits its model, so only `/health` is checked"
 # Those that do not generate, in the order in which they are tried: a model that embeds can rank as
 # well, and all but the last have `/pooling`.
 OTHERS = (EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION)
-_ALL = {each.name: each for each in (CHAT, COMPLETION, *OTHERS, HEALTH)}
+_ALL = {task.name: task for task in (CHAT, COMPLETION, *OTHERS, HEALTH)}
 _FIELDS = {
     "embedding": ("embedding", "numbers"),
     "classify": ("probs", "labels"),
