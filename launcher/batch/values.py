@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from launcher.batch.driver.job import ColumnType
-from launcher.core.values import Pattern, bare_error, to_json_value, value_error
+from launcher.core.values import (
+    Pattern,
+    bare_error,
+    is_whole_number,
+    to_json_value,
+    value_error,
+)
 
 MAX_REPLICAS = 4096
 _LONGEST_TEMPLATE = 256 * 1024
@@ -60,7 +66,7 @@ Texts = Annotated[list[str], _ListOrItem]
 
 def _parse_replicas(value: object) -> tuple[int, int]:
     numbers = _least_and_most(value)
-    if len(numbers) != 2 or not all(map(_is_whole_number, numbers)):
+    if len(numbers) != 2 or not all(map(is_whole_number, numbers)):
         raise value_error(
             "should be a whole number such as 2, or minimum and maximum such as [1, 4]"
         )
@@ -79,10 +85,6 @@ def _least_and_most(value: object) -> list[Any]:
     if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
         return [int(match[1]), int(match[2] or match[1])]
     return list(value) if isinstance(value, (list, tuple)) else [value, value]
-
-
-def _is_whole_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 Replicas = Annotated[

@@ -34,6 +34,11 @@ def bare_error(text: str) -> InvalidValue:
     return InvalidValue(text, show_value=False)
 
 
+def is_whole_number(value: object) -> bool:
+    """True for an integer; Python counts `True` and `False` among them."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds of a number (`ge`, `gt`, `le`) or the minimum length of a list."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.transport import Command
+from launcher.core.values import is_whole_number
 from launcher.tools.site import Site
 
 WEIGHTS = ".safetensors"
@@ -121,7 +122,7 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
             part[name]
             for part in reversed(parts)
             for name in names
-            if _is_whole_number(part.get(name))
+            if is_whole_number(part.get(name))
         )
         return next((value for value in values if value > 0), None)
 
@@ -158,9 +159,5 @@ def _count_experts(config: Mapping[str, Any]) -> int:
             counts += [_count_experts(block) for block in value if isinstance(block, Mapping)]
         elif name in _EXPERTS:
             numbers = value if isinstance(value, list) else [value]
-            counts += filter(_is_whole_number, numbers)
+            counts += filter(is_whole_number, numbers)
     return max(counts)
-
-
-def _is_whole_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
