@@ -2,13 +2,13 @@
 and the inventory's model.
 """
 
-import difflib
 from collections.abc import Sequence
 
 from launcher.agent.desired import Desired
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, combine_errors
+from launcher.core.similar import find_similar
 from launcher.tools import servers
 from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import ServersState
@@ -19,11 +19,11 @@ def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]
     names_of_nodes = [node.name for node in inventory.nodes]
     unknown = [name for name in names if name not in names_of_nodes]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], names_of_nodes, n=1)
+        similar = find_similar(unknown[0], names_of_nodes)
         raise RequestError(
             f"no node `{unknown[0]}` in {inventory.path.name}",
             evidence=f"nodes: {fold(names_of_nodes)}",
-            hint=f"did you mean `{near[0]}`?" if near else "",
+            hint=f"did you mean `{similar}`?" if similar else "",
         )
     return tuple(node for node in inventory.nodes if not names or node.name in names)
 

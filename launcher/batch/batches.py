@@ -1,7 +1,6 @@
 """Batch jobs of a cluster: their folders on the head, merged with Ray's list of running jobs."""
 
 import contextlib
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from launcher.batch.job_spec import jobs_folder
 from launcher.batch.job_store import JobEntry
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
+from launcher.core.similar import did_you_mean
 from launcher.core.transport import Command
 from launcher.tools import serving_judges
 from launcher.tools.site import Site
@@ -138,8 +138,8 @@ def find_job(statuses: Sequence[BatchStatus], name: str) -> BatchStatus:
     for status in statuses:
         if status.name == name:
             return status
-    matches = difflib.get_close_matches(name, [status.name for status in statuses], n=1)
+    suggestion = did_you_mean(name, [status.name for status in statuses])
     raise RequestError(
-        f"no batch job `{name}`" + (f"; did you mean `{matches[0]}`?" if matches else ""),
+        f"no batch job `{name}`{suggestion}",
         hint="list them: `vlaunch jobs`",
     )

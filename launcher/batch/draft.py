@@ -1,7 +1,6 @@
 """Draft of a job: a parsed file with resolved paths, the code it ships, and its invalid keys."""
 
 import ast
-import difflib
 import re
 import sys
 import warnings
@@ -15,6 +14,7 @@ from launcher.batch.inputs import MAX_CODE_BYTES, MAX_FILES
 from launcher.batch.job_paths import PathBounds, PathError, quote_path
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Source
+from launcher.core.similar import did_you_mean
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value
 from launcher.inventory.partial_validation import validate_parts
@@ -319,9 +319,5 @@ def _check_name(path: Path, name: str) -> None:
         elif isinstance(node, ast.Name):
             names.add(node.id)
     if name not in names and "*" not in names:
-        raise PathError(f"{describe_value(path.name)} has no `{name}`{_did_you_mean(name, names)}")
-
-
-def _did_you_mean(name: str, names: set[str]) -> str:
-    matches = difflib.get_close_matches(name, sorted(names), n=1)
-    return f"; did you mean `{matches[0]}`?" if matches else ""
+        suggestion = did_you_mean(name, sorted(names))
+        raise PathError(f"{describe_value(path.name)} has no `{name}`{suggestion}")

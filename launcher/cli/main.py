@@ -73,10 +73,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or suggest a similar one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
+            from launcher.core.similar import did_you_mean
 
-            matches = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            suggestion = f"; did you mean `{matches[0]}`?" if matches else ""
+            suggestion = did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"no command `{args[0]}`{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -1,9 +1,10 @@
 """Mistakes in YAML files, and formatting of paths and values in messages."""
 
-import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from launcher.core import similar
 
 YamlPath = tuple[str | int, ...]
 
@@ -58,11 +59,8 @@ def describe_value(value: object) -> str:
 
 
 def did_you_mean(text: str, candidates: Iterable[str]) -> str:
-    """Return ``; did you mean `near`?`` for the candidate closest to `text`, if any is close."""
-    matches = difflib.get_close_matches(
-        text[:_MAX_LENGTH].lower(), list(candidates), n=1, cutoff=0.6
-    )
-    return f"; did you mean `{matches[0]}`?" if matches else ""
+    """Return ``; did you mean `similar`?`` for a lowercase candidate similar to `text`, if any."""
+    return similar.did_you_mean(text[:_MAX_LENGTH].lower(), candidates)
 
 
 def _shorten(text: str) -> str:

@@ -1,11 +1,11 @@
 """The catalogue of `vlaunch check`: all checks in order, their selection and results."""
 
-import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from launcher.core.check import Finding, Status, skipped, worst_status
 from launcher.core.errors import RequestError
+from launcher.core.similar import did_you_mean
 from launcher.hosts.check import GROUPS, Check, Evidence
 from launcher.hosts.checks import (
     addresses,
@@ -143,9 +143,8 @@ def _require_valid(kind: str, ids: Iterable[str], valid: Collection[str]) -> Non
     unknown = [name for name in ids if name not in valid]
     if not unknown:
         return
-    similar = difflib.get_close_matches(unknown[0].lower(), list(valid), n=1, cutoff=0.5)
+    suggestion = did_you_mean(unknown[0].lower(), valid, cutoff=0.5)
     raise RequestError(
-        f"there is no {kind} `{unknown[0]}`"
-        + (f"; did you mean `{similar[0]}`?" if similar else ""),
+        f"there is no {kind} `{unknown[0]}`{suggestion}",
         hint="`vlaunch check --list` shows all checks and groups",
     )
