@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 APART = 9.5  # seconds between two samples that can show that nothing moves
@@ -262,18 +262,7 @@ def compare_samples(
         replica: judge the ranks of this replica only, and neither bytes nor GPUs of a node: others
             use them, too.
     """
-    pairs: list[_RankPair] = []
-    unknown: list[str] = []
-    busy_gpus: list[str] = []
-    for node, names in ranks.items():
-        first, second = before.get(node), after.get(node)
-        if first is None or second is None or not _far_enough_apart(first, second):
-            unknown.append(f"{node}: fewer than two inspections")
-            continue
-        matched, gaps = _pairs(node, first, second, names, replica)
-        pairs += matched
-        unknown += gaps
-        busy_gpus += _busy_gpus(node, first, second) if replica is None else []
+    pairs, unknown, busy_gpus = _all_pairs(before, after, ranks, replica)
     moved = [
         f"{pair.name} on {pair.node}: {movement}" for pair in pairs if (movement := pair.movement)
     ]
@@ -283,16 +272,43 @@ def compare_samples(
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
     if not moved and not unknown:
         unknown = _long_step_signs(pairs, busy_gpus)
-    culprit = None if moved or unknown else _find_culprit(pairs)
-    return StallFinding(
+    finding = StallFinding(
         progress=True if moved else None if unknown or not pairs else False,
-        rank=culprit.name if culprit else "",
-        node=culprit.node if culprit else "",
-        gpu=_rank_gpu(culprit.after) if culprit else "",
-        frame=culprit.after.frames[0] if culprit else "",
         observations=(*moved, *unknown, *_describe_ranks(pairs), *idle, *notes),
         stacks=tuple(_format_stacks(pairs)),
     )
+    culprit = None if moved or unknown else _find_culprit(pairs)
+    if culprit is None:
+        return finding
+    return replace(
+        finding,
+        rank=culprit.name,
+        node=culprit.node,
+        gpu=_rank_gpu(culprit.after),
+        frame=culprit.after.frames[0],
+    )
+
+
+def _all_pairs(
+    before: Mapping[str, NodeSample | None],
+    after: Mapping[str, NodeSample | None],
+    ranks: Mapping[str, Mapping[int, str]],
+    replica: int | None,
+) -> tuple[list[_RankPair], list[str], list[str]]:
+    """Return the ranks of all nodes with a stack in both samples, the gaps, and the busy GPUs."""
+    pairs: list[_RankPair] = []
+    gaps: list[str] = []
+    busy_gpus: list[str] = []
+    for node, names in ranks.items():
+        first, second = before.get(node), after.get(node)
+        if first is None or second is None or not _far_enough_apart(first, second):
+            gaps.append(f"{node}: fewer than two inspections")
+            continue
+        node_pairs, node_gaps = _pairs(node, first, second, names, replica)
+        pairs += node_pairs
+        gaps += node_gaps
+        busy_gpus += _busy_gpus(node, first, second) if replica is None else []
+    return pairs, gaps, busy_gpus
 
 
 def _pairs(
