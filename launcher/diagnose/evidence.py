@@ -1,7 +1,7 @@
 """First error of a log without a known failure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher import upstream
@@ -84,19 +84,39 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
     ready = [index for index, line in enumerate(lines) if _READY.search(line)]
     start = ready[-1] + 1 if ready else 0
     framed = lines[start:]
-    rest = [strip_frame(line) for line in framed]
-    positions = [index for index, line in enumerate(framed) if not _INFORMATION.search(line)]
-    errors = [LogError(at, rest[at]) for at in positions if _ERROR.search(rest[at])][:1]
-    if (raised := find_exception(framed)) is not None:
-        origins = [line for line in rest[: raised.last + 1][-_TRACEBACK:] if _FRAME.match(line)]
-        errors.append(LogError(raised.first, raised.text, origins[-1] if origins else ""))
-    if words and not errors:
-        ranges = find_shutdowns(framed)
-        running = [at for at in positions if not any(at in lines for lines in ranges)]
-        worded = (at for at in running if _WORD.search(rest[at]))
-        errors = [LogError(at, rest[at]) for at in worded if not _MILD.search(framed[at])][:1]
+    certain = (next(_matching_lines(framed, _ERROR), None), _find_raised(framed))
+    errors = [error for error in certain if error is not None]
     first = min(errors, key=lambda error: error.line, default=None)
+    if first is None and words:
+        first = _find_worded(framed)
     return first and replace(first, line=start + first.line)
+
+
+def _matching_lines(lines: Sequence[str], pattern: re.Pattern[str]) -> Iterator[LogError]:
+    """Yield the lines whose text matches, except mere information."""
+    for at, line in enumerate(lines):
+        if not _INFORMATION.search(line) and pattern.search(text := strip_frame(line)):
+            yield LogError(at, text)
+
+
+def _find_raised(lines: Sequence[str]) -> LogError | None:
+    """Return the exception of a log, with the last line of code in its traceback."""
+    raised = find_exception(lines)
+    if raised is None:
+        return None
+    traceback = [strip_frame(line) for line in lines[: raised.last + 1][-_TRACEBACK:]]
+    origins = [line for line in traceback if _FRAME.match(line)]
+    return LogError(raised.first, raised.text, origins[-1] if origins else "")
+
+
+def _find_worded(lines: Sequence[str]) -> LogError | None:
+    """Return the first line that sounds like an error, outside of stops on purpose."""
+    shutdowns = find_shutdowns(lines)
+    for error in _matching_lines(lines, _WORD):
+        in_shutdown = any(error.line in numbers for numbers in shutdowns)
+        if not in_shutdown and not _MILD.search(lines[error.line]):
+            return error
+    return None
 
 
 def find_suspect(lines: Sequence[str]) -> LogError | None:
