@@ -153,12 +153,8 @@ def diagnose(
                 evidence.setdefault("known-to-hang", []).append(line)
     ready = _ready_times(reports, now)
     findings = _rank_findings(evidence, ready, elsewhere=elsewhere)
-    if not any(finding.kind == "now" and finding.id not in _STATES for finding in findings):
-        is_failure = any(finding.kind in ("now", "after") for finding in findings)
-        if elsewhere or is_failure:
-            has_effect = any(finding.kind == "after" for finding in findings)
-            unknown = _unknown_findings(scans, now, words=not has_effect, elsewhere=elsewhere)
-            findings = sorted([*findings, *unknown], key=_sort_key)
+    findings += _uncaused_findings(findings, scans, now, elsewhere=elsewhere)
+    findings.sort(key=_sort_key)
     if elsewhere and not findings:
         findings = list(_suspect_findings(scans, now))
     return Diagnosis(
@@ -219,6 +215,21 @@ def _find_states(
         for index, at in times.items():
             line = refused.lines[index].strip()[:_WIDTH]
             yield _REFUSED, EvidenceLine(node="operator", what=refused.title, line=line, at=at)
+
+
+def _uncaused_findings(
+    findings: Sequence[DiagnosisFinding],
+    scans: Sequence[_LogScan],
+    now: float,
+    *,
+    elsewhere: bool,
+) -> Iterator[DiagnosisFinding]:
+    """Yield an unknown cause, if the findings have a failure without one."""
+    if any(finding.kind == "now" and finding.id not in _STATES for finding in findings):
+        return
+    kinds = {finding.kind for finding in findings}
+    if elsewhere or kinds & {"now", "after"}:
+        yield from _unknown_findings(scans, now, words="after" not in kinds, elsewhere=elsewhere)
 
 
 def _unknown_findings(
