@@ -132,21 +132,26 @@ def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False)
         kv_heads = None if model.latent else layer.kv_heads or None
         if text := explain_heads(model.heads, kv_heads, tp):
             return Reason("heads", text)
-    state, experts = model.recurrent, model.experts
-    if state and (state.heads % tp or (state.channels % tp)):
+    state = model.recurrent
+    if state and (state.heads % tp or state.channels % tp):
         return Reason(
             "recurrent-heads", f"{state.heads} linear attention heads cannot be divided by TP {tp}"
         )
+    return _width_objection(model, tp, expert_parallel=expert_parallel)
+
+
+def _width_objection(model: Architecture, tp: int, *, expert_parallel: bool) -> Reason | None:
+    """Return the reason why MLPs cannot be split; with expert parallelism experts stay whole."""
     dense = any(layer.mlp and not layer.moe for layer in model.layers)
-    widths = [model.width if dense else 0, experts.shared if experts else 0]
-    widths += [experts.width] if experts and not expert_parallel else []
+    shared = model.experts.shared if model.experts else 0
+    split_experts = model.experts.width if model.experts and not expert_parallel else 0
+    widths = (model.width if dense else 0, shared, split_experts)
     if indivisible := next((width for width in widths if width % tp), None):
         return Reason("widths", f"an MLP {indivisible} wide cannot be divided by TP {tp}")
-    fp8 = model.quantization.startswith("fp8")
-    if fp8 and experts and not expert_parallel and experts.width // tp % 128 and tp > 1:
+    if model.quantization.startswith("fp8") and tp > 1 and split_experts // tp % 128:
         return Reason(
             "fp8-blocks",
-            f"experts {experts.width} wide over TP {tp} are not a multiple of the block of 128",
+            f"experts {split_experts} wide over TP {tp} are not a multiple of the block of 128",
         )
     return None
 
