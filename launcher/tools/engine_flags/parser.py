@@ -268,23 +268,8 @@ def check_groups(
     if tp < 2 or not isinstance(size, int) or size < 2:
         return
     text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    names = ("num_experts", "n_routed_experts", "num_local_experts", "moe_intermediate_size")
-    is_mixture = any(config.get(name) for name in names)
-    whole_experts = not block or options.get("enable_expert_parallel")
-    widths: dict[str, Any] = {}
-    if not is_mixture:
-        widths["intermediate_size"] = config.get("intermediate_size")
-    elif not whole_experts:
-        widths["moe_intermediate_size"] = config.get("moe_intermediate_size")
-    if (
-        isinstance(heads, int)
-        and isinstance(hidden, int)
-        and heads
-        and "kv_lora_rank" not in config
-    ):
-        widths["attention"] = heads * (config.get("head_dim") or hidden // heads)
+    whole_experts = not block or bool(options.get("enable_expert_parallel"))
+    widths = split_widths(text if isinstance(text, dict) else config, whole_experts=whole_experts)
     left_alone = json.dumps(
         [quantization.get("modules_to_not_convert"), quantization.get("ignore")]
     )
@@ -296,6 +281,22 @@ def check_groups(
                 f"TP {tp} does not divide {name} {width} into whole {kind} of {size}, the unit of"
                 f" this quantization: use a smaller --tp, and --pp for the rest"
             )
+
+
+def split_widths(config: Mapping[str, Any], *, whole_experts: bool) -> dict[str, Any]:
+    """Return the widths of the weights that TP divides, by their names in messages."""
+    names = ("num_experts", "n_routed_experts", "num_local_experts", "moe_intermediate_size")
+    is_mixture = any(config.get(name) for name in names)
+    widths: dict[str, Any] = {}
+    if not is_mixture:
+        widths["intermediate_size"] = config.get("intermediate_size")
+    elif not whole_experts:
+        widths["moe_intermediate_size"] = config.get("moe_intermediate_size")
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    is_plain = "kv_lora_rank" not in config
+    if is_plain and isinstance(heads, int) and isinstance(hidden, int) and heads:
+        widths["attention"] = heads * (config.get("head_dim") or hidden // heads)
+    return widths
 
 
 def check_chat_template(model: str, options: Mapping[str, Any], report: Report) -> None:
