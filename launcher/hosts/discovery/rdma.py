@@ -256,6 +256,13 @@ def _no_common_fabric(hosts: Sequence[ScannedHost]) -> FabricChoice:
             " {fabric: infiniband}`, which exposes the devices"
         )
         return plain_ethernet(hosts, [f"ethernet: {text}"], [f"{text}: {fix}"])
+    return _different_fabrics(hosts, active)
+
+
+def _different_fabrics(
+    hosts: Sequence[ScannedHost], active: Sequence[Sequence[tuple[RdmaDevice, RdmaPort]]]
+) -> FabricChoice:
+    """Explain the choice of Ethernet by the `active` ports of each host, and their states."""
     with_ports = [host.name for host, pairs in zip(hosts, active, strict=True) if pairs]
     without = [host.name for host in hosts if host.name not in with_ports]
     text = "the hosts have RDMA ports of different fabrics"
