@@ -55,11 +55,8 @@ def stop(
         snapshot, _ = update_and_query(locked, verb="stop", dry_run=call.dry_run, head_only=True)
         servers = _list_servers(locked, snapshot)
         chosen = [s for s in servers if not names or not {s.name, s.group}.isdisjoint(names)]
-        if len({server.group for server in chosen}) > 1 and not names and not everyone:
-            listed = ", ".join(f"`{s.name}` ({s.model}, {shown_state(s.state)})" for s in chosen)
-            commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
-            text = f"there are {len(chosen)} servers: {listed}"
-            raise RequestError(text, hint=f"name one: {commands}")
+        if not names and not everyone:
+            _require_one_server(chosen)
         if chosen or not names:
             _stop_servers(call, locked, snapshot, chosen, grace)
         server_names = {name for server in servers for name in (server.name, server.group)}
@@ -79,6 +76,15 @@ def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
         return [Server(name=name) for name in names]
     require_servers(session, snapshot)
     return [server for server in snapshot.servers_state.servers if server.state != "stopped"]
+
+
+def _require_one_server(chosen: Sequence[Server]) -> None:
+    """Raise RequestError if several servers run, not counting replicas."""
+    if len({server.group for server in chosen}) > 1:
+        listed = ", ".join(f"`{s.name}` ({s.model}, {shown_state(s.state)})" for s in chosen)
+        commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
+        text = f"there are {len(chosen)} servers: {listed}"
+        raise RequestError(text, hint=f"name one: {commands}")
 
 
 def _stop_servers(
@@ -106,21 +112,13 @@ def _stop_servers(
         session.apply(plan)
     if reachable:
         follow_servers(session, verb="stop")
-    results = [
-        f"removed the record of {server.label} ({shown_state(server.state)})" for server in over
-    ]
-    if live and reachable:
-        results.append(
-            f"stopped {' and '.join(f'{server.model} ({server.label})' for server in live)}"
-        )
-    elif live:
-        names = ", ".join(server.label for server in live)
-        results.append(f"the head's container is not running: {names} will not start with it")
+    if live and not reachable:
         text = (
             "its processes on other nodes keep running until the head's container starts;"
             " `vlaunch down` stops everything"
         )
         session.warn("stop", text)
+    results = _describe_results(live, over, reachable=reachable)
     data = {
         "stopped": [server.name for server in live],
         "forgotten": [server.name for server in over],
@@ -131,3 +129,18 @@ def _stop_servers(
         seconds=time.monotonic() - began if results else 0.0,
         data=data,
     )
+
+
+def _describe_results(
+    live: Sequence[Server], over: Sequence[Server], *, reachable: bool
+) -> list[str]:
+    results = [
+        f"removed the record of {server.label} ({shown_state(server.state)})" for server in over
+    ]
+    if live and reachable:
+        stopped = " and ".join(f"{server.model} ({server.label})" for server in live)
+        results.append(f"stopped {stopped}")
+    elif live:
+        names = ", ".join(server.label for server in live)
+        results.append(f"the head's container is not running: {names} will not start with it")
+    return results
