@@ -102,12 +102,7 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
     active = next((batch for batch in batches if batch.name == name), None)
     live = active is not None or entry.alive
     changed = entry.digest not in ("", request.digest)
-    if live and options.restart:
-        raise RequestError(
-            f"batch job `{name}` is running", hint=f"stop it first: `vlaunch stop {name}`"
-        )
-    if changed and not options.restart and (live or entry.written):
-        raise _changed_error(request, entry, live=live)
+    _check_earlier_run(request, entry, changed=changed, live=live, restart=options.restart)
     if live:
         return _plan_attach(snapshot, request, options, active)
     fresh = (options.restart or changed) and not entry.absent
@@ -119,6 +114,19 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
         notes = ("there are no error rows to retry",) if options.retry_errors else ()
         return BatchStart(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
     return _plan_start(snapshot, request, options, fresh=fresh, retry=retry)
+
+
+def _check_earlier_run(
+    request: BatchRequest, entry: job_store.JobEntry, *, changed: bool, live: bool, restart: bool
+) -> None:
+    """Raise RequestError for a restart while the job runs, or for another job of its name."""
+    name = request.job.name
+    if live and restart:
+        raise RequestError(
+            f"batch job `{name}` is running", hint=f"stop it first: `vlaunch stop {name}`"
+        )
+    if changed and not restart and (live or entry.written):
+        raise _changed_error(request, entry, live=live)
 
 
 def _plan_attach(
