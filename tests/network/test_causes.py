@@ -178,7 +178,7 @@ def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
     match = causes.find_cause(warnings=lines, level="any")
 
     assert match is not None
-    assert match[0] == "NCCL found no RDMA device in the container"
+    assert match[0].startswith("NCCL found no RDMA device in the container")
 
 
 def test_a_missing_plugin_explains_missing_devices() -> None:

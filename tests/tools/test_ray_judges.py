@@ -290,7 +290,8 @@ def test_a_symptom_in_the_log_explains_a_failure() -> None:
         waits, {"gpu02": Answer(node="gpu02", code=0, out=log)}
     )
 
-    assert findings.text == "has not joined: this node's Ray token differs from the head's"
+    cause = "this node's Ray token differs from the head's, or is missing"
+    assert findings.text == f"has not joined: {cause}"
     assert "InvalidAuthToken" in findings.evidence
     assert "vlaunch down" in findings.fix
     assert other == waits[1]
@@ -325,7 +326,7 @@ def test_a_container_removed_between_two_queries() -> None:
         output,
         "run `vlaunch up` again",
     )
-    assert other.text == state.text
+    assert other.text.startswith(state.text)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ from launcher.batch.driver.job import Failed
             "data-parallel",
             "ValueError: Free memory on device cuda:0 (70.2/79.1 GiB) on startup is less than"
             " desired GPU memory utilization (0.99, 78.3 GiB).",
-            "free GPU memory is less",
+            "less GPU memory is free",
             "gpu_memory_utilization",
         ),
         (
