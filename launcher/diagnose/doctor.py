@@ -425,8 +425,8 @@ def _ready_times(reports: _Reports, now: float) -> dict[str, float | None]:
     """Return when each server was last ready, by its log's title: the later time of its record and
     its engine's log; None for never.
 
-    Earlier lines of a server are resolved. Lines of no server are resolved once all servers that
-    are not stopped have been ready since: this time has the empty title.
+    Earlier lines of a server are resolved. Lines of no server are resolved once all servers have
+    been ready since, without stopped ones beside others: this time has the empty title.
     """
     records: dict[str, Observed] = {}
     for report in reports.values():
@@ -442,7 +442,8 @@ def _ready_times(reports: _Reports, now: float) -> dict[str, float | None]:
             ready[log.title] = _latest((ready.get(log.title), at))
     stopped = [name for name, record in records.items() if record.state == "stopped"]
     ignored = {server_log_title(name) for name in stopped}
-    times = [at for title, at in ready.items() if title not in ignored]
+    running = [at for title, at in ready.items() if title not in ignored]
+    times = running or list(ready.values())
     ready_times = [at for at in times if at is not None]
     return {**ready, "": min(ready_times) if times and len(ready_times) == len(times) else None}
 

@@ -339,6 +339,16 @@ def test_readiness_of_one_server_resolves_no_failure_of_another() -> None:
     assert [kind for kind, _ in kinds(diagnose_reports(stopped))] == ["over"] * 2
 
 
+def test_a_stop_brings_no_resolved_failure_back() -> None:
+    """The server was ready after it; a server that was never ready resolves nothing."""
+    shared = log((85, "unhandled system error"), part="log-1", title="container")
+    for engine, kind in (("Application startup complete.", "over"), ("x", "now")):
+        report = NodeReport(
+            logs=(shared, log((60, engine))), supervisor_files=record("chat", "stopped")
+        )
+        assert kinds(diagnose_reports(report)) == [(kind, "nccl-system-error")]
+
+
 def test_the_supervisors_last_fault_comes_first() -> None:
     """With the server's name; the table knows its recorded lines too."""
     last_fault = fault(
