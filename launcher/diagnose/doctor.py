@@ -153,7 +153,7 @@ def diagnose(
                 evidence.setdefault("known-to-hang", []).append(line)
     ready = _ready_times(reports, now)
     findings = _rank_findings(evidence, ready, elsewhere=elsewhere)
-    findings += _uncaused_findings(findings, scans, now, elsewhere=elsewhere)
+    findings += _unexplained_findings(findings, scans, now, elsewhere=elsewhere)
     findings.sort(key=_sort_key)
     if elsewhere and not findings:
         findings = list(_suspect_findings(scans, now))
@@ -217,7 +217,7 @@ def _find_states(
             yield _REFUSED, EvidenceLine(node="operator", what=refused.title, line=line, at=at)
 
 
-def _uncaused_findings(
+def _unexplained_findings(
     findings: Sequence[DiagnosisFinding],
     scans: Sequence[_LogScan],
     now: float,
@@ -266,9 +266,9 @@ def _build_unknown(
 ) -> DiagnosisFinding:
     """Build the finding of a line that is no known failure, with the description of its code."""
     causes, fixes = [_UNKNOWN if kind == "unknown" else _ONLY_WARNINGS], [_UNKNOWN_FIX]
-    if match is not None and match.failure.last:
-        causes, fixes = [], []
     if match is not None:
+        if match.failure.last:
+            causes, fixes = [], []
         causes.append(match.cause)
         fixes.insert(0, match.choose_fix(elsewhere=elsewhere))
     return DiagnosisFinding(
@@ -276,7 +276,7 @@ def _build_unknown(
         kind=kind,
         cause="; ".join(causes),
         fix="; ".join(fixes),
-        source="",
+        source=match.failure.source if match else "",
         nodes=(line.node,),
         count=1,
         evidence=(line,),

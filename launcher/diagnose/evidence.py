@@ -1,4 +1,4 @@
-"""First error of a log without a known failure."""
+"""Errors, warnings and stops in a log without a known failure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -34,15 +34,15 @@ _MILD = re.compile(
     # Statistics, and what did not happen.
     r"|\b(?:errors?|failed|failures?|killed|mismatch\w*|aborted)\b[^:=]{0,20}[:=] ?0\b"
     r"|\b(?:0|no|without) (?:\w+ )?(?:errors?|failures?|mismatch\w*)\b"
-    r"|^\s*#"
-    # Harmless: a driver built on the host, a pull, a host without Kubernetes.
-    r"|module verification failed|Unable to find image '|cni config load failed",
+    r"|^\s*#",
     re.IGNORECASE,
 )
+# Lines that are no errors, however they sound: information, Python's warnings, and what is harmless
+# (a host without Kubernetes or InfiniBand, a driver that was built on the host, a pull).
 _INFORMATION = re.compile(
     r"\b(?:INFO|DEBUG) \d\d-\d\d |\[\d{4}-\S+ \S+ [ID] \d+ \d+\]"
     r"|: [A-Z]\w+Warning: |warnings\.warn\(|failed to load cni during init"
-    r"|Failed to open libibverbs"
+    r"|Failed to open libibverbs|module verification failed|Unable to find image '"
 )
 # Words of lines worth a look in a log without an error.
 _SUSPECT = re.compile(
@@ -50,14 +50,12 @@ _SUSPECT = re.compile(
     r"|\bno(?:t|n-existent)? (?:such|data|found|support\w*|avail\w*|ready|exist|open\w*|match)"
     r"|\b(?:does|did|could|can|will) ?n[o']t\b|\btoo (?:small|large|many|few|long)\b"
     r"|\b(?:missing|unsupported|invalid|unavailable|lost|exceed\w*|expired|reject\w*|unhealthy"
-    r"|insufficient|disabled|fall\w*[ -]?back|retry\w*|BackOff|NotReady|Pending)\b",
+    r"|disabled|fall\w*[ -]?back|retry\w*|BackOff|NotReady|Pending)\b",
     re.IGNORECASE,
 )
 _FRAME = re.compile(r'\s*File "[^"]+", line \d+, in ')
 _TRACEBACK = 100  # lines
 _READY = re.compile(vllm.API_READY)
-
-
 # A stop on purpose, whose effects are no symptoms, and the next start in the same log.
 _STOP_OR_START = re.compile(
     r"(\*\*\* SIGTERM received|\[shutdown\] API server: |^INFO: +Shutting down$|^\^C"
@@ -88,7 +86,7 @@ def find_first_error(lines: Sequence[str], *, words: bool) -> LogError | None:
     errors = [error for error in certain if error is not None]
     first = min(errors, key=lambda error: error.line, default=None)
     if first is None and words:
-        first = _find_worded(framed)
+        first = _find_by_words(framed)
     return first and replace(first, line=start + first.line)
 
 
@@ -109,7 +107,7 @@ def _find_raised(lines: Sequence[str]) -> LogError | None:
     return LogError(raised.first, raised.text, origins[-1] if origins else "")
 
 
-def _find_worded(lines: Sequence[str]) -> LogError | None:
+def _find_by_words(lines: Sequence[str]) -> LogError | None:
     """Return the first line that sounds like an error, outside of stops on purpose."""
     shutdowns = find_shutdowns(lines)
     for error in _matching_lines(lines, _WORD):
