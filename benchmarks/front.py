@@ -30,7 +30,8 @@ from statistics import median
 from launcher.app.certificates import make_certificate
 from launcher.core.domain import FrontSettings, TlsSettings
 from launcher.front.configuration import FrontServer, Replica
-from tests.front.running import OFF, Running, free_port, wait_for
+from tests.front.running import OFF, Running, wait_for
+from tests.ports import free_port
 
 STREAMS, PARTS, GAP = 200, 8, 0.5
 FIRST = 0.01  # seconds until the first event of a stream: as fast as small models on fast GPUs

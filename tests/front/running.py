@@ -32,18 +32,12 @@ from launcher.front.configuration import (
     render_table,
 )
 from launcher.front.front_plan import START
+from tests.ports import free_port
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
 PROGRAM = Path(node_program.__file__).read_text(encoding="utf-8")
 OFF = TlsSettings(kind="off")
 CHAT, EMBED = ("Qwen/chat", "shared"), ("e5", 'odd "name"', "shared")  # models of the stand-ins
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
@@ -71,8 +65,13 @@ class StandIn:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         command = [sys.executable, str(STAND_IN), str(self.port), str(self.log), *self.models]
-        self.process = subprocess.Popen(command)
-        wait_for(lambda: not socket.create_connection(("127.0.0.1", self.port)).close())
+        self.process = process = subprocess.Popen(command)
+
+        def listens() -> bool:
+            assert process.poll() is None, f"port {self.port}: see its traceback"
+            return not socket.create_connection(("127.0.0.1", self.port)).close()
+
+        wait_for(listens)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""

@@ -14,7 +14,8 @@ import pytest
 
 from launcher.agent.front import DRAIN, MAINT, READY, STATES, Front, Rotation
 from launcher.front.configuration import FrontServer, Replica
-from tests.front.running import Running, StandIn, free_port, running, wait_for
+from tests.front.running import Running, StandIn, running, wait_for
+from tests.ports import free_port
 
 Stage = tuple[Running, StandIn, StandIn, Front]
 

@@ -20,7 +20,8 @@ from launcher.core import shell
 from launcher.core.domain import FrontSettings
 from launcher.front import front_plan
 from launcher.front.configuration import FrontServer, Replica
-from tests.front.running import CHAT, EMBED, OFF, Running, StandIn, free_port, wait_for
+from tests.front.running import CHAT, EMBED, OFF, Running, StandIn, wait_for
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.processes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from launcher.hosts.check import Evidence, HubAccess
 from launcher.hosts.checks import catalogue
 from launcher.inventory.load import loads
 from tests.fakes import FakeTransport
+from tests.ports import free_port
 from tests.simulated import World
 
 NODES = "".join(f"  - {{host: gpu0{n}, ip: 10.0.0.1{n}, gpus: 8}}\n" for n in (1, 2, 3))
@@ -358,8 +358,7 @@ def test_netrc_is_ignored(
 
 def test_an_unreachable_hub_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """An air-gapped machine is no fault."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     access = evidence.query_hub("org/m", TOKEN)
 

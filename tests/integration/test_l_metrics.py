@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from launcher.lab.host_configs import MODEL
 from tests.integration.batches import kill_process, wait_until
 from tests.integration.conftest import API_KEY, HF_TOKEN, LabCluster
 from tests.integration.servers import RECOVERY_FACTOR, await_state, read_record, serve, url
+from tests.ports import free_port
 from tests.prometheus_programs import program
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
@@ -76,8 +76,7 @@ def watched(lab_cluster: LabCluster, tmp_path_factory: pytest.TempPathFactory) -
     assert lab_cluster.vlaunch("export", "prometheus", "-o", str(folder)).code == 0
     config = folder / "prometheus.yml"
     config.write_text(config.read_text().replace("15s", EVERY))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = (f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}")
     with (
         (folder / "log").open("w") as log,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.core.domain import Inventory, Node, Ssh
+from tests.ports import free_port
 
 
 @dataclass(kw_only=True)
@@ -64,13 +64,6 @@ def inventory(*nodes: Node, cap: int = 32) -> Inventory:
         cap=cap,
         accelerator="cpu",
     )
-
-
-def free_port() -> int:
-    """Return a free TCP port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def make_home(folder: Path, configuration: str = "") -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.ssh.connect import Connector
 from launcher.ssh.fleet import Fleet
+from tests.ports import free_port
 from tests.ssh import sshd
 from tests.ssh.conftest import refusal, works
 
@@ -33,7 +34,7 @@ def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
 
 def test_refused_connection(server: sshd.Sshd) -> None:
     """A port without a listener."""
-    port = sshd.free_port()
+    port = free_port()
     error = refusal(server.node(port=port))
     assert f"cannot connect to 127.0.0.1:{port}: Connection refused" in error.message
     assert error.hint == f"try `ssh -l {server.user} -p {port} -i {server.key} 127.0.0.1`"
@@ -96,7 +97,7 @@ def test_every_failure_is_reported(server: sshd.Sshd, tmp_path: Path) -> None:
     """The first failure does not stop other connections."""
     nodes = [
         server.node("gpu01"),
-        server.node("gpu02", port=sshd.free_port()),
+        server.node("gpu02", port=free_port()),
         server.node("gpu03", known_hosts=str(tmp_path / "none")),
         server.node("gpu04", host="no-such-host.invalid"),
     ]

@@ -25,6 +25,7 @@ from launcher.ssh import fleet as fleet_module
 from launcher.ssh.connect import Connection, Connector
 from launcher.ssh.fleet import Fleet, Line
 from launcher.ssh.output import LIMIT
+from tests.ports import free_port
 from tests.ssh import processes, sshd
 
 pytestmark = pytest.mark.processes
@@ -375,7 +376,7 @@ def test_lost_connection_is_255_and_the_next_command_reconnects(server: sshd.Ssh
 
 def test_unreachable_node_is_255_and_names_the_cause(server: sshd.Sshd) -> None:
     """The others answer as usual."""
-    gone = server.node("gpu02", port=sshd.free_port())
+    gone = server.node("gpu02", port=free_port())
     with Fleet(sshd.inventory(server.node(), gone)) as fleet:
         answers = {
             a.node: a

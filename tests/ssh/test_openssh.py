@@ -22,6 +22,7 @@ from launcher.core.domain import Node
 from launcher.core.transport import Command
 from launcher.ssh import openssh
 from launcher.ssh.fleet import Fleet
+from tests.ports import free_port
 from tests.ssh import processes, sshd
 from tests.ssh.conftest import refusal, works
 
@@ -306,7 +307,7 @@ def test_changed_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) ->
 def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) -> None:
     """OpenSSH's reason is quoted, whichever of them is down."""
     jump, node = both
-    port = sshd.free_port()
+    port = free_port()
     settings = f"UserKnownHostsFile {node.known_hosts}\nIdentityFile {jump.key}\n"
     for first, second in ((port, jump.port), (jump.port, port)):
         hops = (("a", first), ("b", second))
@@ -321,7 +322,7 @@ def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) 
 
 def test_jump_host_is_down(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once for all nodes, and named in all errors."""
-    port = sshd.free_port()
+    port = free_port()
     nodes = [server.node(f"gpu0{n}", jump=f"127.0.0.1:{port}") for n in (1, 2)]
     really, tries = openssh.JumpHost._login, []
 
@@ -350,7 +351,7 @@ def test_silent_jump_host(server: sshd.Sshd) -> None:
 def test_node_behind_the_jump_host_is_down(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
     """The error names the right one of the two."""
     jump, node = both
-    port = sshd.free_port()
+    port = free_port()
     error = refusal(node.node(jump=via(jump), port=port))
     assert error.message == f"gpu01: jump host {via(jump)} cannot reach 127.0.0.1:{port}"
     assert error.evidence == "Stdio forwarding request failed: Session open refused by peer"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.network.probe.conftest import PATH
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -235,9 +236,7 @@ def test_ranks_wait_for_their_release(tmp_path: Path) -> None:
         "say(ready=True, took={'torch': 2.5}); word = sys.stdin.readline()\n"
         "say(took={'meeting': 0.5}, phase=word.strip(), done=True)"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     run = Run(tmp_path, does, "--port", str(port), "--nodes", "a=127.0.0.1", rank=0)
     (rank,) = run.report()["ranks"]
 
@@ -280,10 +279,8 @@ def test_a_killed_rank_stops_its_node(
     """
     script = tmp_path / "does"
     script.write_text(DEATH.format(rank=f"{node}0", moment=moment))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    options = ("--port", port, "--ranks-per-node", str(per_node), "--deadline", "50")
+    port = free_port()
+    options = ("--port", str(port), "--ranks-per-node", str(per_node), "--deadline", "50")
     runs = [Run(tmp_path, f"exec(open({str(script)!r}).read())", *options, rank=i) for i in (0, 1)]
     reports = [run.report() for run in runs]
 

@@ -17,6 +17,7 @@ import pytest
 
 from launcher.tools import zipapps
 from tests.network.probe.conftest import FOLDER, PATH
+from tests.ports import free_port
 from tests.ssh import processes
 
 
@@ -99,13 +100,6 @@ def test_the_figures_are_printed(gate: ModuleType) -> None:
         "rank1 → rank0, local rank 0: 47.00 GB/s, 12 µs",
         "all_reduce over 16 ranks: 300.00 GB/s bus bandwidth",
     ]
-
-
-def free_port() -> int:
-    """Return an unused port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def options(rank: int, port: int, wait: float = 30) -> list[str]:
