@@ -220,10 +220,17 @@ def write_job(folder: Path, rows: int, form: str) -> Path:
     work.mkdir()
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(rows)))
-    job = {"version": 1, "name": "bench", "cluster": "bench", "mode": "engine", "work": str(work)}
-    job |= {"out": "s3://bucket/out", "meaning": {}, "digest": "d", "model": "none", "keep": {}}
-    job |= {"prompt": {"column": "text"}, "read": {"sources": [str(source)], "format": "jsonl"}}
-    job |= {"write": {"format": form, "rows_per_file": ROWS_PER_FILE, "seconds": 30}}
+    job = {"version": 1, "job": "bench", "cluster": "bench", "mode": "engine", "work": str(work)}
+    job |= {"identity": {}, "digest": "d", "model": "none", "keep": {}}
+    job |= {"prompt": {"column": "text"}, "read": {"paths": [str(source)], "format": "jsonl"}}
+    job |= {
+        "write": {
+            "path": "s3://bucket/out",
+            "format": form,
+            "rows_per_file": ROWS_PER_FILE,
+            "seconds": 30,
+        }
+    }
     (work / "job.json").write_text(json.dumps(job))
     return work
 

@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launcher.batch.driver import ledger, results
-from launcher.batch.driver.job import Job, parse_job
+from launcher.batch.driver.job_file import parse_job
 from launcher.batch.driver.manifest import File, Manifest, Split
 from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.results import Converter
 from launcher.batch.driver.sink import Sink
+from launcher.batch.job import Job
 
 BATCH = 256  # rows of a block: the default of `engine.batch_size`
 GOAL = 3.0  # µs per row of 64 B
@@ -57,17 +58,16 @@ def build_job(folder: Path, kind: str, form: str) -> Job:
     """Return a job that keeps the ids of its rows."""
     return parse_job(
         {
-            "name": "bench",
+            "job": "bench",
             "cluster": "bench",
             "mode": "engine",
             "work": str(folder),
-            "out": str(folder / "out"),
-            "meaning": {},
+            "identity": {},
             "digest": "d",
             "task": "embed" if kind == VECTORS else "generate",
-            "read": {"sources": [], "format": "jsonl", "id": "id"},
+            "read": {"paths": [str(folder)], "format": "jsonl", "id": "id"},
             "keep": {},
-            "write": {"format": form},
+            "write": {"path": str(folder / "out"), "format": form},
         }
     )
 

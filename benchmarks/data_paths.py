@@ -26,7 +26,7 @@ __all__ = ["batch"]  # a fixture
 
 ROOT = Path(launcher.__file__).parent
 SERVE = ("serve", "--skip-network-check", "--no-wait", "--model", "org/m", "--tp", "4", "--pp", "2")
-BATCH_TYPES = ("Job", "Request", "Draft", "BatchSnapshot", "Start", "JobFile", "Shipped")
+BATCH_TYPES = ("Job", "Request", "Draft", "BatchSnapshot", "Start", "Job", "Shipped")
 DEPTH, LENGTH = 2, 60
 
 

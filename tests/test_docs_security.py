@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import job_spec
-from launcher.batch.driver.job import DataParallel
+from launcher.batch.job import DataParallel, Read, Write
+from launcher.batch.shape import CheckedJob, Source
 from launcher.core.domain import Ports, SecretSource
 from launcher.export.firewall import MP_PORTS
 from launcher.hosts.checks.ports import DYNAMIC_PORTS
@@ -72,7 +73,10 @@ def test_a_port_is_on_the_documented_nodes(name: str) -> None:
 def test_the_rendezvous_port_of_batches_is_documented() -> None:
     """In the table and in the inventory's schema."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
-    port = job_spec.place_ranks(DataParallel(size=2, port=0, nodes=()), inventory).port
+    target = Source(where="remote", text="s3://b/o", shown="s3://b/o")
+    sections = {"read": Read(paths=("s3://b/i",)), "write": Write(path="s3://b/o")}
+    job = CheckedJob(**sections, sources=(), to=target, code={}, data_parallel=DataParallel(size=2))
+    port = job_spec.job_spec(job, (), inventory)["rank_port"]
     name = next(item.name for item in fields(Ports) if getattr(inventory.ports, item.name) == port)
 
     assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]

@@ -155,14 +155,14 @@ def query_replicas(
     """
     body = task.body(model, target.prompt, target.max_tokens)
 
-    def ask_one(number: int) -> ReplicaAnswer:
+    def query_replica(number: int) -> ReplicaAnswer:
         started = time.monotonic()
         status, text = api.query_api(target, task.path, body, target.timeout, number)
         error = "" if status == 200 else text[:500] or "no answer"
         return ReplicaAnswer(status, round(time.monotonic() - started, 3), error)
 
     with ThreadPoolExecutor(target.engines) as pool:
-        answers = list(pool.map(ask_one, range(target.engines)))
+        answers = list(pool.map(query_replica, range(target.engines)))
     # vLLM counts nothing (`--disable-log-stats`), or chooses: the answers have to do.
     if not before or not task.selects_replica:
         return answers

@@ -27,7 +27,7 @@ from launcher.batch.batch_plan import (
 from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import job_spec
 from launcher.batch.output_folder import OutputFolder
-from launcher.batch.shape import Job
+from launcher.batch.shape import CheckedJob
 from launcher.batch.watch import WatchedJob, progress_data, watch_job
 from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory
@@ -236,7 +236,11 @@ def _run(
 
 
 def _fetch(
-    call: CommandContext, session: Session, snapshot: ClusterSnapshot, job: Job, start: BatchStart
+    call: CommandContext,
+    session: Session,
+    snapshot: ClusterSnapshot,
+    job: CheckedJob,
+    start: BatchStart,
 ) -> bool:
     """Copy the model of a job about to start to nodes that lack it, if `--fetch` or the inventory
     asks.

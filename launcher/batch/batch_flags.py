@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from launcher.app.options import DP_FLAGS
-from launcher.batch.shape import Job
+from launcher.batch.shape import CheckedJob
 from launcher.inventory.mistakes import YamlPath
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -148,7 +148,7 @@ def job_options(function: F) -> F:
     return function
 
 
-def parse_options(job_flags: Mapping[str, Any]) -> Job:
+def parse_options(job_flags: Mapping[str, Any]) -> CheckedJob:
     """Return the checked job described by a command line; raises JobError."""
     from launcher.batch import flags
 

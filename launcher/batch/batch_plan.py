@@ -12,7 +12,8 @@ from typing import Any
 
 from launcher.batch import job_store, preconditions, progress_text
 from launcher.batch.inputs import ShippedFile
-from launcher.batch.shape import Job
+from launcher.batch.job import flatten, is_tuning
+from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
@@ -37,7 +38,7 @@ _ORDER = "input order"
 class BatchRequest:
     """A requested batch job: checked, as its driver reads it, with the local files it needs."""
 
-    job: Job
+    job: CheckedJob
     spec: Mapping[str, Any]
     files: tuple[ShippedFile, ...] = ()
 
@@ -279,9 +280,9 @@ def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bo
     return []
 
 
-def _describe_job(job: Job) -> str:
+def _describe_job(job: CheckedJob) -> str:
     if job.predict is not None and job.mode == "predict":
-        return job.predict.target
+        return job.predict.class_
     minimum, maximum = job.engine.replicas
     if job.data_parallel is not None:
         return f"{job.model}, {job.data_parallel.size} data-parallel ranks × TP {job.engine.tp}"
@@ -291,15 +292,7 @@ def _describe_job(job: Job) -> str:
 
 def _tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that may change between runs, flat, by their job file keys."""
-    flat: dict[str, Any] = {}
-    for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
-        section = spec.get(name)
-        for key, value in section.items() if isinstance(section, Mapping) else ():
-            pairs = value.items() if isinstance(value, Mapping) else ()
-            flat |= {f"{name}.{key}.{inner}": item for inner, item in pairs} or {
-                f"{name}.{key}": value
-            }
-    return flat
+    return {key: value for key, value in flatten(spec).items() if is_tuning(key)}
 
 
 def _changed_error(request: BatchRequest, entry: job_store.JobEntry, *, live: bool) -> RequestError:
@@ -313,7 +306,7 @@ def _changed_error(request: BatchRequest, entry: job_store.JobEntry, *, live: bo
     ]
     return RequestError(
         f"another job named `{name}` {'is running' if live else 'exists'} on this cluster",
-        evidence=diff_identity(entry.identity, request.spec["meaning"]),
+        evidence=diff_identity(entry.identity, request.spec["identity"]),
         hint="\n".join(hints),
     )
 
@@ -349,7 +342,7 @@ def _start_gates(
     return tuple(gates)
 
 
-def _arguments_gate(site: Site, job: Job) -> Gate:
+def _arguments_gate(site: Site, job: CheckedJob) -> Gate:
     adapters = [f"{name}={path}" for name, path in (job.lora or {}).items()]
     lora = {"enable_lora": True, "lora_modules": adapters} if adapters else {}
     if job.row_kind == "request":

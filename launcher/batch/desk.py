@@ -80,7 +80,7 @@ def has_rows(work: str, job: dict[str, Any]) -> bool:
 
     A job without written rows can be replaced without losing anything.
     """
-    out = str(job.get("out") or "")
+    out = output_of(job)
     if not out.startswith("/"):
         # written after the input was counted
         return os.path.exists(os.path.join(work, "manifest.json"))
@@ -89,12 +89,18 @@ def has_rows(work: str, job: dict[str, Any]) -> bool:
     )
 
 
+def output_of(job: dict[str, Any]) -> str:
+    """Return the output folder of `job.json`; empty without one."""
+    write = job.get("write")
+    return str(write.get("path") or "") if isinstance(write, dict) else ""
+
+
 def is_marked(out: str, job: dict[str, Any]) -> bool:
     """Return True if an output folder belongs to this job."""
     mark = read_json(os.path.join(out, "ledger"), "job.json")
     return (
         bool(mark)
-        and mark.get("job") == job.get("name")
+        and mark.get("job") == job.get("job")
         and mark.get("cluster") == job.get("cluster")
     )
 
@@ -236,7 +242,7 @@ def remove_job(args: argparse.Namespace) -> dict[str, object]:
                     raise StoreError(f"the driver of {os.path.basename(work)} still runs") from None
                 time.sleep(0.05)
         job = read_json(work, "job.json")
-        out = str(job.get("out") or "")
+        out = output_of(job)
         removed = remove_output(out, job) if out.startswith("/") else []
         shutil.rmtree(work)
     return {"removed": [*removed, work]}

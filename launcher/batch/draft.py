@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from launcher.batch import inputs, job_paths, schema
-from launcher.batch.driver.job import Mode
+from launcher.batch import inputs, job_paths
 from launcher.batch.inputs import MAX_CODE_BYTES, MAX_FILES
+from launcher.batch.job import Job
 from launcher.batch.job_paths import PathBounds, PathError, quote_path
-from launcher.batch.schema import JobFile
+from launcher.batch.job_values import Mode
 from launcher.batch.shape import Source
 from launcher.core.similar import did_you_mean
 from launcher.inventory.document import Document
@@ -53,7 +53,7 @@ class ResolvedPaths:
 class Draft:
     """A parsed job file; rules should not report `invalid_paths` again."""
 
-    file: JobFile
+    file: Job
     document: Document
     invalid_paths: frozenset[YamlPath]
     paths: ResolvedPaths
@@ -61,7 +61,7 @@ class Draft:
     @property
     def mode(self) -> Mode:
         """The job's mode."""
-        return schema.job_mode(self.file)
+        return self.file.mode
 
     def is_written(self, *where: str | int) -> bool:
         """Return True if the file sets the key at this path."""
@@ -82,7 +82,7 @@ def draft_job(document: Document, within: PathBounds) -> tuple[Draft | None, lis
 
     The draft is None when too little is valid.
     """
-    file, mistakes = validate_parts(document.data, JobFile, _placeholder)
+    file, mistakes = validate_parts(document.data, Job, _placeholder)
     if file is None:
         return None, mistakes
     broken = {mistake.yaml_path for mistake in mistakes}
@@ -167,7 +167,7 @@ def _placeholder(where: YamlPath) -> object:
 
 
 def _resolve_paths(
-    file: JobFile, within: PathBounds, broken: frozenset[YamlPath]
+    file: Job, within: PathBounds, broken: frozenset[YamlPath]
 ) -> tuple[ResolvedPaths, list[Mistake]]:
     mistakes: list[Mistake] = []
     sources, names = _resolve_sources(file, within, broken, mistakes)
@@ -194,7 +194,7 @@ def _resolve_paths(
 
 
 def _resolve_sources(
-    file: JobFile, within: PathBounds, broken: frozenset[YamlPath], mistakes: list[Mistake]
+    file: Job, within: PathBounds, broken: frozenset[YamlPath], mistakes: list[Mistake]
 ) -> tuple[list[Source], list[tuple[str, ...]]]:
     sources: list[Source] = []
     names: list[tuple[str, ...]] = []
@@ -228,7 +228,7 @@ def _duplicate_reason(files: list[inputs.InputFile], path: str, readers: dict[Pa
     return ""
 
 
-def _code_stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
+def _code_stages(file: Job) -> list[tuple[str, str, str, tuple[str, ...]]]:
     stages = []
     if file.predict is not None:
         stages.append(("predict", "class", file.predict.class_, file.predict.files))
@@ -238,7 +238,10 @@ def _code_stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
 
 
 def _resolve_files(
-    stage: str, extra_files: list[str], within: PathBounds, shipped: dict[str, dict[str, Path]]
+    stage: str,
+    extra_files: tuple[str, ...],
+    within: PathBounds,
+    shipped: dict[str, dict[str, Path]],
 ) -> list[Mistake]:
     mistakes = []
     for index, entry in enumerate(extra_files):

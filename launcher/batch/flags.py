@@ -14,8 +14,8 @@ from launcher.batch import build, inputs, job_paths, rules
 from launcher.batch.batch_flags import FLAGS, flag_name
 from launcher.batch.draft import Draft, draft_job
 from launcher.batch.job_paths import PathBounds, PathError
-from launcher.batch.job_spec import identity_digest, job_identity
-from launcher.batch.shape import HINT, Job, JobError, count_mistakes, mistakes_error
+from launcher.batch.job_spec import identity_digest, identity_of
+from launcher.batch.shape import HINT, CheckedJob, JobError, count_mistakes, mistakes_error
 from launcher.inventory import document
 from launcher.inventory.document import Document
 from launcher.inventory.engine_args import python_name
@@ -33,7 +33,7 @@ _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
 MAX_BYTES = 1024 * 1024
 
 
-def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
+def job_from_flags(options: Mapping[str, Any], folder: Path) -> CheckedJob:
     """Return the job described by flags alone (`batch_flags.FLAGS`); raises JobError.
 
     Relative paths start at `folder`. Without `--name`, the name follows from the content: the same
@@ -60,7 +60,7 @@ def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
         raise _job_error(problems)
     if options.get("name"):
         return job_file
-    return replace(job_file, name=f"{_base_name(job_file)}-{_flags_digest(job_file)[:8]}")
+    return replace(job_file, job=f"{_base_name(job_file)}-{_flags_digest(job_file)[:8]}")
 
 
 def _contradictions(
@@ -75,13 +75,15 @@ def _contradictions(
     return problems
 
 
-def _base_name(job: Job) -> str:
+def _base_name(job: CheckedJob) -> str:
     """Return a name for an unnamed job, from its first input."""
     last = re.split(r"[/:]+", job.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
     return job_name(Path(last))[:24].strip("-_.") or "rows"
 
 
-def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
+def job_from_file(
+    path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()
+) -> CheckedJob:
     """Return the job of the file at `path`, overridden by flags; raises JobError.
 
     Only tuning options are allowed beside a file: the rest is the job's identity.
@@ -126,7 +128,7 @@ def parse_job_file(content: str) -> Document:
 
 def check_document(
     content: Document, within: PathBounds, *, name: str
-) -> tuple[Job | None, list[Mistake]]:
+) -> tuple[CheckedJob | None, list[Mistake]]:
     """Return the job, or its mistakes.
 
     Args:
@@ -327,8 +329,8 @@ def _is_missing(mistake: Mistake, options: Container[str]) -> bool:
     return mistake.yaml_path == () and ("model",) in missing
 
 
-def _flags_digest(job: Job) -> str:
-    values = job_identity(job, ())
+def _flags_digest(job: CheckedJob) -> str:
+    values = identity_of(job, ())
     values |= {f"read {index}": source.text for index, source in enumerate(job.sources)}
     return identity_digest(values | {"write": job.to.text})
 

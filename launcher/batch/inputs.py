@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from launcher.batch.driver.job import Format
 from launcher.batch.driver.storage import ABOUT_DATASET
 from launcher.batch.job_paths import PathBounds, PathError, quote_path, split_pattern
-from launcher.batch.shape import Job, Source
+from launcher.batch.job_values import Format
+from launcher.batch.shape import CheckedJob, Source
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import describe_value
 
@@ -84,7 +84,7 @@ def list_files(source: Source, within: PathBounds) -> list[InputFile]:
 
 
 def read_shipped(
-    job: Job, progress: Callable[[int], None] | None = None
+    job: CheckedJob, progress: Callable[[int], None] | None = None
 ) -> tuple[ShippedFile, ...]:
     """Hash every file that is shipped with `job`: the input in order, then the code.
 
@@ -147,7 +147,7 @@ def common_format(names: Sequence[Sequence[str]]) -> Format:
     return format
 
 
-def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFile]:
+def _read_inputs(job: CheckedJob, report: Callable[[int], None]) -> Iterator[ShippedFile]:
     bounds = PathBounds(folder=Path("/"), inside=job.inside)
     labels: set[str] = set()
     number = 0
@@ -173,7 +173,7 @@ def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFil
             number += 1
 
 
-def _input_error(job: Job, text: str) -> RequestError:
+def _input_error(job: CheckedJob, text: str) -> RequestError:
     return RequestError(
         f"cannot read the input of `{job.name}`", evidence=text, hint="nothing was changed"
     )

@@ -73,8 +73,8 @@ class JobEntry:
     @property
     def identity(self) -> Mapping[str, Any]:
         """Identity of the stored job."""
-        meaning = self.job.get("meaning")
-        return meaning if isinstance(meaning, dict) else {}
+        identity = self.job.get("identity")
+        return identity if isinstance(identity, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from launcher.batch.driver.job import Predict
-from launcher.batch.shape import Job, JobError
+from launcher.batch.job import Predict
+from launcher.batch.shape import CheckedJob, JobError
 from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
 
 
-def check_fit(job: Job, inventory: Inventory) -> None:
+def check_fit(job: CheckedJob, inventory: Inventory) -> None:
     """Raise JobError for paths outside the containers' mounts, PlacementError for replicas that
     never fit.
     """
@@ -31,7 +31,7 @@ def check_fit(job: Job, inventory: Inventory) -> None:
         )
 
 
-def _unmounted_paths(job: Job, inventory: Inventory) -> Iterator[str]:
+def _unmounted_paths(job: CheckedJob, inventory: Inventory) -> Iterator[str]:
     shared = [
         (inventory.head.hf_home, False),
         *((mount.target, mount.read_only) for mount in inventory.mounts),
@@ -55,7 +55,7 @@ def _innermost_is_read_only(mounts: Sequence[tuple[str, bool]]) -> bool:
     return read_only
 
 
-def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
+def _misfits(job: CheckedJob, inventory: Inventory) -> Iterator[tuple[str, str]]:
     """Yield the reasons against placing the job, with hints."""
     if job.mode == "predict":
         assert job.predict is not None  # noqa: S101 - the mode says so
@@ -80,16 +80,16 @@ def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str
         )
 
 
-def _engine_misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
+def _engine_misfits(job: CheckedJob, inventory: Inventory) -> Iterator[tuple[str, str]]:
     engine, largest = job.engine, _largest_node(inventory)
     gpus, nodes = engine.tp * engine.pp, len(inventory.nodes)
     product = f"tp {engine.tp} x pp {engine.pp}"
-    if engine.placement == "STRICT_PACK" and gpus > largest:
+    if engine.placement == "strict-pack" and gpus > largest:
         yield (
             f"{product} needs {gpus} GPUs on one node, but no node has more than {largest}",
             "write `placement: pack`",
         )
-    if engine.placement == "STRICT_SPREAD" and gpus > nodes:
+    if engine.placement == "strict-spread" and gpus > nodes:
         yield (
             f"{product} needs {gpus} nodes with one GPU each, but there are {nodes}",
             "lower `tp`",
@@ -103,14 +103,14 @@ def _largest_node(inventory: Inventory) -> int:
     return max(node.gpus for node in inventory.nodes)
 
 
-def _fragmentation(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
+def _fragmentation(job: CheckedJob, inventory: Inventory) -> Iterator[tuple[str, str]]:
     """Yield a reason if the GPUs suffice in total but not per node."""
     unit, gpus, count = "", float(job.engine.tp * job.engine.pp), job.engine.replicas[0]
     if job.predict is not None and job.mode == "predict":
         unit, gpus, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]
     elif job.data_parallel is not None:
         unit, count = "ranks", job.data_parallel.size
-    elif job.engine.placement == "STRICT_PACK":
+    elif job.engine.placement == "strict-pack":
         unit = "replicas"
     room = sum(int(node.gpus // gpus) for node in inventory.nodes) if gpus >= 1 else count
     if unit and room < count:

@@ -8,8 +8,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.batch import inputs
 from launcher.batch.draft import Draft
-from launcher.batch.driver.job import RESULT_COLUMNS
-from launcher.batch.schema import PromptSection
+from launcher.batch.job import RESULT_COLUMNS, Prompt
 from launcher.batch.shape import Source
 from launcher.core import secret_patterns
 from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_name
@@ -59,7 +58,7 @@ def _check_sections(draft: Draft) -> Iterator[Mistake]:
                 reason = "the class chooses its own model; pass arguments in `predict.args`"
                 yield Mistake(yaml_path=(key,), text=f"should be left out with `predict`: {reason}")
     else:
-        if file.model is None and draft.is_valid("model"):
+        if file.model_ is None and draft.is_valid("model"):
             yield Mistake(
                 yaml_path=(),
                 text="`model` is missing: Model to run, such as Qwen/Qwen3-8B; or `predict`",
@@ -117,7 +116,7 @@ def check_prompts(draft: Draft) -> Iterator[Mistake]:
     yield from _check_templates(prompt, forms)
 
 
-def _check_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistake]:
+def _check_templates(prompt: Prompt, forms: list[str]) -> Iterator[Mistake]:
     mistakes = [
         Mistake(yaml_path=where, text=text)
         for where, template in _templates(prompt)
@@ -128,7 +127,7 @@ def _check_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistak
         yield from _check_constant_prompt(prompt, forms[0])
 
 
-def _check_constant_prompt(prompt: PromptSection, form: str) -> Iterator[Mistake]:
+def _check_constant_prompt(prompt: Prompt, form: str) -> Iterator[Mistake]:
     """Reject a prompt without a column: it would be the same for every row."""
     if any(template_columns(template) for _, template in _templates(prompt)):
         return
@@ -372,7 +371,7 @@ def template_columns(template: str) -> set[str]:
     )
 
 
-def _templates(prompt: PromptSection) -> Iterator[tuple[YamlPath, str]]:
+def _templates(prompt: Prompt) -> Iterator[tuple[YamlPath, str]]:
     if prompt.template is not None:
         yield ("prompt", "template"), prompt.template
     for index, text in enumerate(prompt.pair or []):

@@ -1,7 +1,7 @@
 """A checked batch job on this machine, with every default filled in.
 
-`launcher.batch.flags` parses a `Job` from a command line and its file; `launcher.batch.job_spec`
-writes it for the driver, whose classes it extends (`launcher/batch/driver/job.py`).
+`launcher.batch.flags` parses it from a command line and its file; `launcher.batch.job_spec` places
+it on a cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from launcher.batch.driver import job as driver
+from launcher.batch.job import Job
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import Mistake
 
@@ -36,20 +36,14 @@ class Source:
     shown: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(driver.Job):
-    """A checked batch job: the driver's part, and the part of this machine.
-
-    `job_spec` fills in what follows from the cluster and from file contents: `cluster`, `work`,
-    `out`, `identity`, `digest`, `read.sources`, and the rendezvous of ranks.
+@dataclass(frozen=True, kw_only=True)
+class CheckedJob(Job):
+    """A job without mistakes, and its resolved paths on this machine.
 
     `code` are the files of `predict` and `preprocess`, by their names in the cluster. `path` is the
     job file. `inside` are the folders that local paths must lead into, None: anywhere.
     """
 
-    cluster: str = ""
-    work: str = ""
-    out: str = ""
     sources: tuple[Source, ...]
     to: Source
     code: Mapping[str, Path]

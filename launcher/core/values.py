@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from launcher.core import sizes
+from . import sizes
 
 MAX_LENGTH = 4096
 _T = TypeVar("_T")
@@ -41,12 +41,13 @@ def is_whole_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a number (`ge`, `gt`, `le`) or the minimum length of a list."""
+    """Bounds of a number (`ge`, `gt`, `le`), or of the length of a list or a text."""
 
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     min_length: int | None = None
+    max_length: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Add the bounds; pydantic's schemas are dictionaries
@@ -107,7 +108,7 @@ class _FromMapping:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Prepare the mapping before pydantic checks its values."""
-        keys = {field.name for field in fields(source)}
+        keys = {key_of(field.name) for field in fields(source)}
 
         def read(value: object) -> object:
             if not isinstance(value, dict):
@@ -127,6 +128,22 @@ class _FromMapping:
 
 
 FromMapping = Annotated[_T, _FromMapping()]
+
+
+def key_of(name: str) -> str:
+    """Return the key of a field: `class` for `class_`, whose underscore avoids a Python keyword."""
+    return name.removesuffix("_")
+
+
+# Settings of pydantic for files.
+STRICT: Any = {
+    "extra": "forbid",
+    "strict": True,
+    "frozen": True,
+    "hide_input_in_errors": True,
+    "use_attribute_docstrings": True,
+    "alias_generator": key_of,
+}
 
 
 def without_unset(value: dict[Any, Any], keys: Collection[str]) -> dict[Any, Any]:

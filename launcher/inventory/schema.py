@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, model_validator
 from pydantic.fields import FieldInfo
 
 from launcher.core.descriptions import field_descriptions
@@ -24,6 +24,7 @@ from launcher.core.domain import (
     Ssh,
 )
 from launcher.core.values import (
+    STRICT,
     ArgvItems,
     Bounds,
     EnvName,
@@ -31,11 +32,10 @@ from launcher.core.values import (
     FromMapping,
     NodePath,
     NonEmpty,
+    key_of,
     without_unset,
 )
 from launcher.inventory import values
-
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 class Section(BaseModel):
@@ -47,7 +47,7 @@ class Section(BaseModel):
 
     entries: ClassVar[Mapping[str, str]] = {}
 
-    model_config = _STRICT
+    model_config = STRICT
 
     @model_validator(mode="before")
     @classmethod
@@ -82,7 +82,7 @@ def _fields_of(section: Any) -> Mapping[str, FieldInfo]:
     hints = get_type_hints(section, include_extras=True)
     descriptions_by_field = field_descriptions(section)
     return {
-        item.name: FieldInfo(
+        key_of(item.name): FieldInfo(
             annotation=hints[item.name], description=descriptions_by_field.get(item.name)
         )
         for item in fields(section)
@@ -158,7 +158,7 @@ class NodeSection:
 class InventoryFile(NodeSettings, ClusterSettings):
     """A vlaunch inventory: the machines, and what to run on them."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(**_STRICT, use_attribute_docstrings=True)
+    __pydantic_config__: ClassVar[Any] = STRICT
     entries: ClassVar[Mapping[str, str]] = {"nodes": "a node"}
 
     network: FromMapping[NetworkSection] = field(default_factory=NetworkSection)

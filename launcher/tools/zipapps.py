@@ -44,6 +44,7 @@ def batch_files() -> Files:
         **_package_files(
             "vlaunch_batch",
             _LAUNCHER,
+            *("batch/job.py", "batch/job_values.py", "core/values.py", "core/sizes.py"),
             "batch/driver/**/*.py",
             *("agent/cause.py", "agent/upstream.py", "core/interrupts.py"),
             *("failures/frames.py", "failures/match.py", "failures/table.py"),

@@ -68,10 +68,10 @@ class Batch:
         """Answer every pending row, like the driver in the container."""
         work = Path(job["argv"][-1])
         content = json.loads((work / "job.json").read_text())
-        out = Path(content["out"])
+        out = Path(content["write"]["path"])
         rows = [
             line
-            for source in content["read"]["sources"]
+            for source in content["read"]["paths"]
             for line in Path(source).read_text().splitlines()
         ]
         done = self._committed(out, "rows")
@@ -102,7 +102,7 @@ class Batch:
         if self.dies is None:
             progress["state"], job["status"] = "done", "SUCCEEDED"
             (out / "summary.json").write_text(
-                json.dumps({"job": content["name"], "done": progress["done"]})
+                json.dumps({"job": content["job"], "done": progress["done"]})
             )
         else:
             self.dies(progress)

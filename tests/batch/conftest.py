@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.flags import job_from_file
-from launcher.batch.shape import Job, JobError
+from launcher.batch.shape import CheckedJob, JobError
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads as load_inventory
 
-Load = Callable[..., Job]
+Load = Callable[..., CheckedJob]
 Mistakes = Callable[..., list[str]]
 
 _TOP = {"model": "model: m", "read": "read: data/chat.jsonl", "write": "write: out"}
@@ -41,7 +41,7 @@ def load_text(folder: Path) -> Load:
     own.
     """
 
-    def load(extra: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
+    def load(extra: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> CheckedJob:
         lines = [line for key, line in (_TOP | top).items() if line is not None]
         text = "\n".join([*lines, textwrap.dedent(extra).strip("\n")])
         path = folder / "test.yaml"

@@ -26,7 +26,7 @@ from launcher.batch.flags import job_from_file
 from launcher.batch.inputs import ShippedFile, read_shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import JobEntry
-from launcher.batch.shape import Job
+from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate
@@ -48,7 +48,7 @@ def request_(load: Load, tmp_path: Path) -> BatchRequest:
     return ask(load(), job_from_file(tmp_path / "j.yaml", {}))
 
 
-def ask(inventory: Inventory, job: Job) -> BatchRequest:
+def ask(inventory: Inventory, job: CheckedJob) -> BatchRequest:
     files = read_shipped(job)
     return BatchRequest(job=job, spec=job_spec(job, files, inventory), files=files)
 

@@ -86,10 +86,10 @@ def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
 def prepared(work: Path, **changes: Any) -> dict[str, Any]:
     payload = {
         "version": 1,
-        "name": "demo",
+        "job": "demo",
         "cluster": "lab",
         "work": str(work),
-        "out": str(work / "output"),
+        "write": {"path": str(work / "output")},
         **changes,
     }
     data = json.dumps(payload).encode()
@@ -107,7 +107,7 @@ def test_a_job_is_prepared_and_described(work: Path) -> None:
     (work / "progress.json").write_text('{"state": "running"}')
     result = run_program("look", work)
 
-    assert (result["name"], result["job"]["out"]) == ("demo", str(work / "output"))
+    assert (result["name"], result["job"]["write"]["path"]) == ("demo", str(work / "output"))
     assert (result["progress"], result["alive"], result["inputs"]) == (
         {"state": "running"},
         False,
@@ -125,7 +125,7 @@ def test_a_hundred_jobs_are_listed(work: Path) -> None:
         (folder / "input" / "0000-a").write_bytes(b"x" * number)
         (folder / "job.json").write_text(
             json.dumps(
-                {"name": f"job-{number:03}", "meaning": {str(n): "x" * 50 for n in range(50)}}
+                {"job": f"job-{number:03}", "identity": {str(n): "x" * 50 for n in range(50)}}
             )
         )
     (work.parent / "empty").mkdir()
@@ -248,9 +248,9 @@ def test_written_rows_are_reported(tmp_path: Path, work: Path) -> None:
     messages.append(query("look", work)["written"])
     assert messages == [False, False, True]
 
-    prepared(work, name="other")
+    prepared(work, job="other")
     assert query("look", work)["written"] is False
-    prepared(work, out="s3://b/o")
+    prepared(work, write={"path": "s3://b/o"})
     assert query("look", work)["written"] is True
     (work / "manifest.json").unlink()
     assert query("look", work)["written"] is False
@@ -309,14 +309,14 @@ def test_a_job_is_removed_with_its_output(tmp_path: Path, work: Path) -> None:
     spec = job(tmp_path, tmp_path / "in.jsonl", work=str(work))
     run(spec, surveyed(spec))
     (out / "rows" / "notes.txt").touch()
-    prepared(work, out=str(out), name="other")
+    prepared(work, write={"path": str(out)}, job="other")
     assert query("remove", work) == {"removed": [str(work)]}
     mark = (out / "ledger" / "job.json").read_text()
     (out / "ledger" / "job.json").write_text(json.dumps({"job": "demo"}))  # of no cluster
-    prepared(work, out=str(out))
+    prepared(work, write={"path": str(out)})
     assert query("remove", work) == {"removed": [str(work)]}
     (out / "ledger" / "job.json").write_text(mark)
-    prepared(work, out=str(out))
+    prepared(work, write={"path": str(out)})
 
     assert query("remove", work) == {"removed": [str(out), str(work)]}
     assert query("remove", work) == {"removed": []}

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from launcher.batch.flags import job_from_file, parse_job_file
-from launcher.batch.schema import JobFile
+from launcher.batch.job import Job
 from launcher.inventory.partial_validation import validate_parts
 from launcher.inventory.schema import fields_of, sections_in
 
@@ -68,7 +68,7 @@ def test_the_reference_shows_every_key() -> None:
         for where in parse_job_file(_whole()).lines
     }
 
-    assert [".".join(key) for key in _keys(JobFile) if key not in shown] == []
+    assert [".".join(key) for key in _keys(Job) if key not in shown] == []
 
 
 def test_every_value_of_the_reference_is_valid() -> None:
@@ -76,7 +76,7 @@ def test_every_value_of_the_reference_is_valid() -> None:
     whole = parse_job_file(_whole())
     assert whole.mistakes == ()
 
-    _, mistakes = validate_parts(whole.data, JobFile, lambda where: None)
+    _, mistakes = validate_parts(whole.data, Job, lambda where: None)
     assert mistakes == []
 
 
@@ -89,7 +89,7 @@ def test_the_reference_states_the_defaults() -> None:
         for number, line in enumerate(text.splitlines(), start=1)
         if re.search(r"\S:\s.*\(default\)$", line)
     }
-    file, _ = validate_parts(document.data, JobFile, lambda where: None)
+    file, _ = validate_parts(document.data, Job, lambda where: None)
 
     count = 0
     for where, line in document.lines.items():
@@ -97,7 +97,7 @@ def test_the_reference_states_the_defaults() -> None:
             section: Any = file
             for step in where[:-1]:
                 section = getattr(section, str(step))
-            default = fields_of(type(section))[str(where[-1])].default
+            default = type(section).__dataclass_fields__[str(where[-1])].default
             assert (where, getattr(section, str(where[-1]))) == (where, default)
             count += 1
     assert count == len(called) >= 12

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.batch import flags
-from launcher.batch.driver.job import Limits, Message, Prompt
 from launcher.batch.flags import job_from_file, job_name
-from launcher.batch.shape import Job, JobError
+from launcher.batch.job import Limits, Message, Prompt, Sampling
+from launcher.batch.shape import CheckedJob, JobError
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
 GOOD = """\
@@ -43,7 +43,7 @@ data_parallel: {timeout: 0}
 """
 
 
-def _job(folder: Path, **options: Any) -> Job:
+def _job(folder: Path, **options: Any) -> CheckedJob:
     return flags.job_from_flags(_LEAST | options, folder)
 
 
@@ -104,7 +104,7 @@ def test_every_flag_sets_its_key(folder: Path) -> None:
         Prompt(template="Q: {{ text }}"),
         {"id": None},
     )
-    assert job.sampling == {"max_tokens": 7, "temperature": 0.0}
+    assert job.sampling == Sampling(max_tokens=7, temperature=0.0)
     engine = job.engine
     assert (engine.tp, engine.pp, engine.replicas, engine.batch_size) == (2, 3, (1, 2), 9)
     assert engine.args == {
@@ -273,7 +273,7 @@ def test_a_mistake_names_the_flag(folder: Path, payload: dict[str, Any], expecte
     ]
 
 
-def _over(folder: Path, extra: str = "", **options: Any) -> Job:
+def _over(folder: Path, extra: str = "", **options: Any) -> CheckedJob:
     path = folder / "job.yaml"
     path.write_text(f"model: m\nread: data/chat.jsonl\nwrite: out\n{extra}\n")
     return flags.job_from_file(path, options)
@@ -306,7 +306,7 @@ def test_flags_over_a_class_are_about_its_replicas(folder: Path) -> None:
     job = flags.job_from_file(path, {"replicas": "1-3", "batch_size": 8})
 
     assert job.predict is not None
-    assert (job.predict.target, job.predict.replicas, job.predict.batch_size) == (
+    assert (job.predict.class_, job.predict.replicas, job.predict.batch_size) == (
         "mine:Mine",
         (1, 3),
         8,
@@ -380,7 +380,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
 
     job = job_from_file(path, {})
 
-    assert isinstance(job, Job)
+    assert isinstance(job, CheckedJob)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
     assert [(source.where, source.text, source.shown) for source in job.sources] == [
         ("control", str(folder / "data" / "chat.jsonl"), "data/chat.jsonl")
@@ -391,8 +391,8 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
         Message(role="system", content="Be brief."),
         Message(role="user", content="{{ text }}"),
     )
-    assert job.sampling == {"temperature": 0.0, "max_tokens": 64}
-    assert (job.engine.replicas, job.engine.placement) == ((1, 2), "STRICT_PACK")
+    assert job.sampling == Sampling(temperature=0.0, max_tokens=64)
+    assert (job.engine.replicas, job.engine.placement) == ((1, 2), "strict-pack")
     assert job.engine.args == {"max_model_len": 4096, "gpu_memory_utilization": 0.9}
     assert type(job.engine.args["gpu_memory_utilization"]) is float
     assert (job.to.text, job.write.format, job.limits) == (

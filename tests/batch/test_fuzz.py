@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.batch.flags import job_from_file
-from launcher.batch.schema import JobFile
-from launcher.batch.shape import Job, JobError
+from launcher.batch.job import Job
+from launcher.batch.shape import CheckedJob, JobError
 from launcher.inventory.schema import fields_of
 from tests import fuzz
 
@@ -30,7 +30,7 @@ _INNER_KEYS = [
     "files",
     "<<",
 ]
-_KEYS = sorted({*fields_of(JobFile), *_INNER_KEYS})
+_KEYS = sorted({*fields_of(Job), *_INNER_KEYS})
 _values = fuzz.values(
     _KEYS,
     [
@@ -60,7 +60,7 @@ def _load(text: str, folder: Path) -> None:
     except JobError as error:
         fuzz.check(error.mistakes, f"{folder}/fuzz.yaml")
     else:
-        assert isinstance(job, Job)
+        assert isinstance(job, CheckedJob)
 
 
 @fuzz.quick
@@ -70,7 +70,7 @@ def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
     try:
-        assert isinstance(job_from_file(path, {}), Job)
+        assert isinstance(job_from_file(path, {}), CheckedJob)
     except JobError as error:
         assert all(len(line.splitlines()) == 1 for line in error.mistakes)
 
@@ -90,7 +90,7 @@ def test_valid_keys_with_arbitrary_values(folder: Path, data: dict[str, object])
 
 
 @fuzz.quick
-@given(section=st.sampled_from(sorted(fields_of(JobFile))), value=_values)
+@given(section=st.sampled_from(sorted(fields_of(Job))), value=_values)
 def test_a_valid_job_with_an_arbitrary_section(folder: Path, section: str, value: object) -> None:
     """The rules run on the rest."""
     good = {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": "{{ a }}"}

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.batch import inputs, job_spec
-from launcher.batch.driver import job as driver
-from launcher.batch.shape import Job
+from launcher.batch.driver.job_file import read_job
+from launcher.batch.job import to_json
+from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.ssh import output
@@ -19,11 +20,11 @@ from tests.batch.conftest import Load
 _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {thinking: false}}"
 
 
-def _described(job: Job, inventory: Inventory) -> dict[str, Any]:
+def _described(job: CheckedJob, inventory: Inventory) -> dict[str, Any]:
     return job_spec.job_spec(job, inputs.read_shipped(job), inventory)
 
 
-def _digest(job: Job, inventory: Inventory) -> str:
+def _digest(job: CheckedJob, inventory: Inventory) -> str:
     return str(_described(job, inventory)["digest"])
 
 
@@ -37,30 +38,25 @@ def test_the_spec_is_complete(load_text: Load, inventory: Inventory) -> None:
     payload = _described(job, inventory)
 
     work = "/data/huggingface/vlaunch/pair/batch/test"
-    assert (payload["version"], payload["name"], payload["cluster"], payload["mode"]) == (
+    assert (payload["version"], payload["job"], payload["cluster"], payload["mode"]) == (
         1,
         "test",
         "pair",
         "engine",
     )
-    assert (payload["work"], payload["out"]) == (work, f"{work}/output")
-    assert payload["read"]["sources"] == [
+    assert (payload["work"], payload["write"]["path"]) == (work, f"{work}/output")
+    assert payload["read"]["paths"] == [
         f"{work}/input/0000-chat.jsonl",
         f"{work}/input/0001-more.jsonl",
         "/data/in/*.jsonl",
     ]
     assert payload["prompt"] == {
-        "column": None,
-        "template": None,
         "chat": [{"role": "user", "content": "{{ text }}"}],
         "chat_args": {"thinking": False},
     }
-    assert payload["engine"]["placement"] == "STRICT_PACK"
-    assert (payload["keep"], payload["predict"], payload["data_parallel"]) == (
-        {"id": "integer"},
-        None,
-        None,
-    )
+    assert payload["engine"]["placement"] == "strict-pack"
+    assert payload["keep"] == {"id": "integer"}
+    assert not {"predict", "data_parallel"} & payload.keys()
     assert json.loads(json.dumps(payload)) == payload
 
 
@@ -68,8 +64,8 @@ def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -
     """A vector is no answer; the identity of jobs without a task is unchanged."""
     text, vector = load_text(), load_text("task: embed")
 
-    assert "task" not in _described(text, inventory)["meaning"]
-    assert _described(vector, inventory)["meaning"]["task"] == "embed"
+    assert "task" not in _described(text, inventory)["identity"]
+    assert _described(vector, inventory)["identity"]["task"] == "embed"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_launcher_and_driver_agree(
     payload = {**_described(load_text(extra, model=model), inventory), "retry_errors": True}
     (tmp_path / "job.json").write_text(json.dumps(payload))
 
-    read = driver.read_job(str(tmp_path))
+    read = read_job(str(tmp_path))
 
     assert (read.name, read.mode, read.digest, read.retry_errors) == (
         "test",
@@ -108,24 +104,17 @@ def test_launcher_and_driver_agree(
         payload["digest"],
         True,
     )
-    assert list(read.read.sources) == payload["read"]["sources"]
-    assert driver.to_json(read) | {"work": payload["work"]} == payload
-    for part in ("predict", "preprocess", "data_parallel", "prompt"):
-        assert (getattr(read, part) is None) is (payload[part] is None)
+    assert list(read.read.paths) == payload["read"]["paths"]
+    assert {"version": 1, **to_json(read), "work": payload["work"]} == payload
 
 
 def test_ranks_receive_the_nodes_with_the_head_first(load_text: Load, inventory: Inventory) -> None:
     """Rank 0 is where they meet."""
-    payload = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
+    payload = _described(load_text("data_parallel: 4"), inventory)
 
-    assert payload == {
-        "size": 4,
-        "expert_parallel": None,
-        "timeout": 600.0,
-        "round_rows": 256,
-        "port": 29501,
-        "nodes": [{"ip": "10.0.0.12", "gpus": 2}, {"ip": "10.0.0.11", "gpus": 2}],
-    }
+    assert payload["data_parallel"] == {"size": 4, "timeout": 600.0, "round_rows": 256}
+    assert payload["rank_port"] == 29501
+    assert payload["rank_hosts"] == [{"ip": "10.0.0.12", "gpus": 2}, {"ip": "10.0.0.11", "gpus": 2}]
 
 
 @pytest.mark.parametrize(

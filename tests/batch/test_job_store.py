@@ -42,7 +42,7 @@ def test_a_job() -> None:
     """All fields that a repeated command depends on."""
     payload = {
         "name": "j",
-        "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}},
+        "job": {"job": "j", "digest": "d", "identity": {"model": "m"}},
         "alive": True,
         "progress": {
             "state": "running",

@@ -11,26 +11,26 @@ import jsonschema
 import pytest
 
 import launcher.batch
-from launcher.batch.schema import JobFile
+from launcher.batch.job import Job
 from launcher.inventory.schema import json_schema
 
 GOOD: dict[str, Any] = {"model": "a", "read": "b.jsonl", "write": "c"}
 
 
 def _valid(job: object) -> bool:
-    return jsonschema.Draft202012Validator(json_schema(JobFile)).is_valid(job)
+    return jsonschema.Draft202012Validator(json_schema(Job)).is_valid(job)
 
 
 def test_the_file_in_the_package_is_the_schema() -> None:
     """Regenerate it with `vlaunch schema --job > launcher/batch/schema.json`."""
     written = Path(launcher.batch.__file__).with_name("schema.json").read_text(encoding="utf-8")
 
-    assert json.loads(written) == json_schema(JobFile)
+    assert json.loads(written) == json_schema(Job)
 
 
 def test_it_is_a_valid_schema() -> None:
     """Of its named draft."""
-    jsonschema.Draft202012Validator.check_schema(json_schema(JobFile))
+    jsonschema.Draft202012Validator.check_schema(json_schema(Job))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_it_rejects_what_the_loader_rejects(extra: dict[str, object]) -> None:
 
 def test_every_key_is_explained() -> None:
     """Editors show the description."""
-    assert [path for path, key in _keys(json_schema(JobFile)) if not key.get("description")] == []
+    assert [path for path, key in _keys(json_schema(Job)) if not key.get("description")] == []
 
 
 def _keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.batch.flags import check_document
 from launcher.batch.job_paths import PathBounds
-from launcher.batch.job_spec import job_identity
+from launcher.batch.job_spec import identity_of
 from launcher.inventory.document import Document
 
 JOBS = Path(__file__).parent.parent / "fixtures" / "batch" / "jobs.jsonl"
@@ -42,7 +42,7 @@ def check_job(job: Any, folder: Path) -> dict[str, Any]:
     checked, mistakes = check_document(document, PathBounds(folder=folder), name="job")
     outcome: dict[str, Any] = {"mistakes": [text for _, text in document.sorted_messages(mistakes)]}
     if checked is not None:
-        outcome = {"identity": job_identity(checked, ())}
+        outcome = {"identity": identity_of(checked, ())}
     result: dict[str, Any] = json.loads(json.dumps(outcome).replace(above, "ABOVE"))
     return result
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import rules
+from launcher.batch.job import Sampling, to_json
 from tests.batch.conftest import Load, Mistakes
 
 _PREDICT = "predict: mine.py:Mine"
@@ -139,7 +140,7 @@ def test_a_score_is_of_two_texts(load_text: Load) -> None:
     assert (job.task, job.prompt.pair, job.sampling) == (
         "score",
         ("{{ question }}", "{{ passage }}"),
-        {},
+        Sampling(),
     )
 
 
@@ -168,7 +169,7 @@ def test_requests_are_lines_of_json(load_text: Load, mistakes: Mistakes) -> None
     )
     text = "`write.format: openai` takes requests as JSON lines (format: jsonl)"
 
-    assert (job.row_kind, job.prompt, job.sampling, job.keep) == ("request", None, {}, {})
+    assert (job.row_kind, job.prompt, job.sampling, job.keep) == ("request", None, Sampling(), {})
     assert job.columns_to_keep == ("custom_id",)
     assert mistakes(write=_REQUESTS, read="read: prompts.txt") == [f"2: read: {text}"]
 
@@ -178,7 +179,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
     job = load_text("preprocess: {function: 'mine.py:ready', replicas: [1, 3]}")
 
     assert job.preprocess is not None
-    assert (job.preprocess.target, job.preprocess.replicas) == ("mine:ready", (1, 3))
+    assert (job.preprocess.function, job.preprocess.replicas) == ("mine:ready", (1, 3))
     assert job.code == {"mine.py": folder / "mine.py"}
 
 
@@ -337,9 +338,9 @@ def test_sampling_is_vllms(mistakes: Mistakes, sampling: str, expected: str) -> 
 
 def test_sampling_always_has_a_length(load_text: Load) -> None:
     """vLLM's own default of 16 tokens would cut every answer."""
-    assert load_text().sampling == {"max_tokens": 512}
+    assert load_text().sampling.max_tokens == 512
     job = load_text("sampling: {n: 1, stop: END, structured_outputs: {json: {type: object}}}")
-    assert job.sampling == {
+    assert to_json(job.sampling) == {
         "max_tokens": 512,
         "stop": ["END"],
         "structured_outputs": {"json": {"type": "object"}},

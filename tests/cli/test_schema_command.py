@@ -6,7 +6,7 @@ import json
 
 from click.testing import CliRunner
 
-from launcher.batch.schema import JobFile
+from launcher.batch.job import Job
 from launcher.cli.schema_command import schema
 from launcher.inventory.schema import json_schema
 
@@ -22,4 +22,4 @@ def test_a_jobs_schema_is_printed_on_request() -> None:
     """For the files of `vlaunch batch`."""
     result = CliRunner().invoke(schema, ["--job"])
 
-    assert (result.exit_code, json.loads(result.stdout)) == (0, json_schema(JobFile))
+    assert (result.exit_code, json.loads(result.stdout)) == (0, json_schema(Job))

@@ -87,7 +87,7 @@ def test_the_driver_has_the_same_files_as_on_a_node(
         .replace("/opt/vlaunch/batch.pyz", str(archive))
         .replace("/data/huggingface", str(work))
     )
-    show = "import sys, vlaunch_batch.batch.driver.job as job; print(job.__file__, *sys.argv)"
+    show = "import sys, vlaunch_batch.batch.job as job; print(job.__file__, *sys.argv)"
     done = subprocess.run(
         ["sh", "-c", script.replace("-m vlaunch_batch", f"-c '{show}'")],
         capture_output=True,
@@ -98,7 +98,7 @@ def test_the_driver_has_the_same_files_as_on_a_node(
     folder_of_job = work / "vlaunch/pair/batch/job"
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
-        f"{archive}/vlaunch_batch/batch/driver/job.py",
+        f"{archive}/vlaunch_batch/batch/job.py",
         "-c",
         str(folder_of_job),
     ]

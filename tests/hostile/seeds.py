@@ -158,9 +158,9 @@ PROGRESS: Mapping[str, Any] = {
 ENTRY: Mapping[str, Any] = {
     "name": "rows",
     "job": {
-        "name": "rows",
+        "job": "rows",
         "digest": "d",
-        "meaning": {"model": "m", "prompt": {"a": 1}},
+        "identity": {"model": "m", "prompt": {"a": 1}},
         "engine": {"tp": 1, "args": {"x": 1}},
     },
     "progress": PROGRESS,

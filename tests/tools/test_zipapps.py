@@ -34,7 +34,7 @@ PROGRAMS = {
         zipapps.batch_files,
         10,
         "numpy",
-        "jinja2 pyarrow ray transformers urllib3 vllm vlaunch_agent",
+        "jinja2 pyarrow pydantic ray transformers urllib3 vllm vlaunch_agent",
     ),
     "copy": (zipapps.copy_files, 8, "", "huggingface_hub"),
     "hosts/node": (lambda: SENT, 8, "", ""),

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ..job import PlacedJob
 from . import budget, engine, failures, ledger, predict, ranks, sink, source, summary, survey
-from . import job as jobs
+from .job_file import Failed, Refused, read_job
 from .progress import Tracker
 from .results import REPLACED, Part, replaced_columns
 
@@ -39,8 +40,8 @@ def main(work: str) -> int:
     """Run the job of a work folder; return the exit status."""
     try:
         lock_file = lock_work(work)
-        job = jobs.read_job(work)
-    except jobs.Failed as refused:
+        job = read_job(work)
+    except Failed as refused:
         sys.stderr.write(f"{refused.message}\n{refused.evidence}\nhint: {refused.hint}\n")
         return 1
     WORKING.clear()
@@ -87,10 +88,10 @@ def lock_work(work: str) -> Any:
                 "check that `hf_home` is on a filesystem with locks and free space, and"
                 " that the head's container may write there"
             )
-            raise jobs.Refused(f"cannot lock {path}", str(error), hint) from error
+            raise Refused(f"cannot lock {path}", str(error), hint) from error
         file.close()
         if time.monotonic() >= deadline:
-            raise jobs.Refused(
+            raise Refused(
                 f"another driver is using {work}",
                 reason,
                 "wait for it, or stop it with `vlaunch stop`",
@@ -110,10 +111,10 @@ def check_lock(file: Any) -> None:
     """Raise Failed if another driver may be running: this one must not commit a file."""
     if not is_current(file):
         hint = "run `vlaunch batch` again: it continues with the rows that are not written"
-        raise jobs.Failed(f"{file.name} no longer belongs to this driver", LOCK_REMOVED, hint)
+        raise Failed(f"{file.name} no longer belongs to this driver", LOCK_REMOVED, hint)
 
 
-def run_job(job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> int:
+def run_job(job: PlacedJob, progress: Tracker, fence: Callable[[], None]) -> int:
     """Run the job; record its end in the progress, the summary and the log."""
     run = BatchRun(job, progress, fence)
     try:
@@ -124,17 +125,17 @@ def run_job(job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> int:
         run.close()
         pending = run.count_pending()
         if pending:
-            raise jobs.Failed(
+            raise Failed(
                 f"rows without an answer: {pending}",
                 hint="run the job again: it continues with those rows",
             )
         summary.write_summary(job, run.manifest, run.ledger, progress, "done")
     except StopRequested:
         return run.end("stopped", progress, None)
-    except jobs.Refused as refused:
+    except Refused as refused:
         return run.end("refused", progress, refused)
     except Exception as problem:  # last chance to explain it
-        if not isinstance(problem, jobs.Failed):
+        if not isinstance(problem, Failed):
             traceback.print_exc()
         return run.end("failed", progress, failures.explain(problem, job.mode))
     progress.set("done")
@@ -144,7 +145,7 @@ def run_job(job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> int:
 class BatchRun:
     """Input and output of one run: manifest, ledger, pending rows and sink."""
 
-    def __init__(self, job: jobs.Job, progress: Tracker, fence: Callable[[], None]) -> None:
+    def __init__(self, job: PlacedJob, progress: Tracker, fence: Callable[[], None]) -> None:
         self.job, self.progress, self.fence = job, progress, fence
         self.manifest: survey.Manifest | None = None
         self.ledger: ledger.Ledger | None = None
@@ -176,7 +177,7 @@ class BatchRun:
         self.sink.close()
         self.ledger.finish(self.manifest)
 
-    def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
+    def end(self, state: str, progress: Tracker, failed: Failed | None) -> int:
         """Commit finished rows and report how the run ended; return the exit status."""
         WORKING.set()  # nor a failure from its report
         try:
@@ -199,7 +200,7 @@ class BatchRun:
         return STOPPED_STATUS if state == "stopped" else 1
 
 
-def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
+def process_rows(job: PlacedJob, progress: Tracker, run: BatchRun) -> None:
     """Move rows from the pipeline to the sink until none remain."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened

@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .job import Job, Refused
+from ..job import PlacedJob
+from .job_file import Refused
 
 CONFIGURATION = "adapter_config.json"
 SMALLEST_RANK = 8  # vLLM's `max_lora_rank` is a power of two from here on
 
 
-def adapter_arguments(job: Job) -> dict[str, Any]:
+def adapter_arguments(job: PlacedJob) -> dict[str, Any]:
     """Return vLLM's arguments for a job's adapters; those of `vllm serve` name them.
 
     Raises:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from ...agent import cause
-from .job import Failed, Job
+from ..job import PlacedJob
+from .job_file import Failed
 from .progress import Tracker
 from .ray_internals import Actor, query_actors
 
@@ -176,7 +177,7 @@ class ReplicaMonitor:
 
     def __init__(
         self,
-        job: Job,
+        job: PlacedJob,
         progress: Tracker,
         actor: str,
         replicas: tuple[int, int],

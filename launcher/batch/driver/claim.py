@@ -14,7 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .job import Failed, Job, from_json
+from ..job import PlacedJob
+from .job_file import Failed
 from .storage import Location, mask_secrets
 
 GAP = 1_000  # numbers left to commits under way: six, and those until a network disk is up to date
@@ -38,13 +39,13 @@ def read_claim(output_dir: Location) -> Claim | None:
     """Return the claim on an output; None if there is none, or none that can be parsed."""
     try:
         data = json.loads(output_dir.child("ledger").child("run.json").read())
-        claim: Claim = from_json(Claim, data)
+        claim = Claim(**data)
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return claim
 
 
-def claim_run(job: Job, output_dir: Location, last: int, discard: bool = False) -> Claim:
+def claim_run(job: PlacedJob, output_dir: Location, last: int, discard: bool = False) -> Claim:
     """Claim the output, whose last file has the number `last`.
 
     The previous driver of the work folder has ended, for its lock is held; any other may still run.

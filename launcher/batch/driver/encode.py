@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ..job import PlacedJob
 from . import columns
-from .job import Job
 from .manifest import Manifest
 from .results import (
     FLOAT,
@@ -52,7 +52,7 @@ class Encoder:
 
     ending = "jsonl"
 
-    def __init__(self, job: Job, manifest: Manifest, out: Location) -> None:
+    def __init__(self, job: PlacedJob, manifest: Manifest, out: Location) -> None:
         self.job, self.types = job, dict(manifest.types)
         self.stored = out.child("ledger").child("schema.json")
         self.schema: Any = None

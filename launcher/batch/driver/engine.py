@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..job import PlacedJob
 from . import adapters, budget, cluster, lines, order, predict, prompts, results, source
 from .generation import error_reason
-from .job import Job, thin_job
+from .job_file import thin_job
 from .manifest import Manifest
 from .openai_format.request import parse_request
 from .progress import Tracker
@@ -34,7 +35,7 @@ TOOLS: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
-    job: Job,
+    job: PlacedJob,
     manifest: Manifest,
     pending: Mapping[int, bytes],
     progress: Tracker,
@@ -60,7 +61,7 @@ def run(
             yield parts
 
 
-def replica_resources(job: Job) -> dict[str, float]:
+def replica_resources(job: PlacedJob) -> dict[str, float]:
     """Return the Ray resources of one replica."""
     gpus = job.engine.tp * job.engine.pp
     return {"GPU": float(gpus), "CPU": float(gpus)}
@@ -72,7 +73,7 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def window_rows(job: Job, batch: int, rows: int, size: float) -> int | None:
+def window_rows(job: PlacedJob, batch: int, rows: int, size: float) -> int | None:
     """Return the rows prepared and ordered at once, of `size` bytes each; None for all of them.
 
     After a preprocess stage, only a batch: the engine must not wait for slow rows.
@@ -84,19 +85,21 @@ def window_rows(job: Job, batch: int, rows: int, size: float) -> int | None:
     return order.window_rows(job.engine.order, batch, size)
 
 
-def prepare_options(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
+def prepare_options(job: PlacedJob, rows: int, at_once: int | None) -> dict[str, Any]:
     """Return the number of prepare processes and their claims: no CPU, for replicas may hold all.
 
     When all rows are prepared at once, Ray Data fuses reading and preparing, given equal claims:
     each process takes seconds of a core to start, while engines load.
     """
     if at_once is None:
-        return {"size": 1, "num_cpus": source.TASK_CPUS, **source.task_resources(job.read.sources)}
+        return {"size": 1, "num_cpus": source.TASK_CPUS, **source.task_resources(job.read.paths)}
     size = max(source.worker_count(rows), job.engine.replicas[1])
     return {"size": size, "num_cpus": source.TASK_CPUS}
 
 
-def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> Dataset:
+def add_prepare_stage(
+    data: Dataset, job: PlacedJob, batch: int, size: int, **claims: Any
+) -> Dataset:
     """Add the stage that turns blocks into prompts and cuts them into batches."""
     from ray.data import TaskPoolStrategy
 
@@ -141,7 +144,7 @@ def add_inference_stage(data: Dataset, converter: Converter, batch: int, rows: i
     )
 
 
-def engine_arguments(job: Job) -> dict[str, Any]:
+def engine_arguments(job: PlacedJob) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`, or of `vllm serve` for requests.
 
     An engine on one GPU is one process beside its actor; with several GPUs it has one Ray worker in
@@ -162,7 +165,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
     }
 
 
-def replica_claims(job: Job) -> dict[str, Any]:
+def replica_claims(job: PlacedJob) -> dict[str, Any]:
     """Return a replica's Ray claims: a GPU and a CPU, or a placement group."""
     gpus = job.engine.tp * job.engine.pp
     if gpus == 1:
@@ -178,7 +181,8 @@ def create_placement_group(size: int, placement: str) -> dict[str, Any]:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    placement_group = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=placement)
+    ray_name = placement.upper().replace("-", "_")  # as Ray spells it
+    placement_group = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=ray_name)
     strategy = PlacementGroupSchedulingStrategy(
         placement_group, placement_group_capture_child_tasks=True
     )
@@ -188,7 +192,7 @@ def create_placement_group(size: int, placement: str) -> dict[str, Any]:
 class Prepare:
     """Stage from input rows to prompts or errors; a row never stops the job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlacedJob) -> None:
         self.job = job
 
     def __call__(self, table: Any) -> Any:
@@ -244,7 +248,7 @@ class Prepare:
         return TOOLS[self.job.digest]
 
 
-def load_tokenizer(job: Job) -> Any:
+def load_tokenizer(job: PlacedJob) -> Any:
     """Load the model's tokenizer, of vLLM's revision."""
     from transformers import AutoTokenizer
 

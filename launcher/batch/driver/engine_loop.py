@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ... import upstream
-from .job import CACHED_TOKENS
+from ..job import CACHED_TOKENS
 
 PULSE = 1.0  # seconds between checks of the engine
 

@@ -9,7 +9,7 @@ from typing import Any
 from ... import upstream
 from ...agent import cause
 from ...failures.match import first_failure
-from .job import Failed
+from .job_file import Failed
 
 LINES = 12
 NOISE = re.compile(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import lines
 from .engine_loop import NoAnswer, prompt_counts
-from .job import Failed
+from .job_file import Failed
 from .results import Row
 from .source import raw_input
 

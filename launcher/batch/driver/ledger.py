@@ -23,9 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..job import PlacedJob
 from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
 from .claim import Claim, check_claim, claim_run
-from .job import Job, Refused, identity_changes
+from .job_file import Refused, identity_changes
 from .manifest import Manifest
 from .storage import Location, brief_error, mask_secrets, open_location, outage_hint
 
@@ -239,7 +240,7 @@ def delete_replaced(folder: Location, names: list[str]) -> None:
         list(pool.map(delete, names))
 
 
-def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
+def recover(job: PlacedJob, manifest: Manifest, retry_errors: bool = False) -> Ledger:
     """Claim the output folder, clean up after a crash and read the committed entries.
 
     Args:
@@ -248,7 +249,7 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
     Raises:
         Refused: the folder holds other files, or belongs to another identity or input.
     """
-    output_dir = open_location(job.out)
+    output_dir = open_location(job.write.path)
     try:
         if job.restart:
             erase_output(job)
@@ -303,16 +304,16 @@ def delete_errors(output_dir: Location) -> None:
 
 def refuse_unlisted_files(output_dir: Location, unlisted: Iterable[str]) -> None:
     """Raise Refused if a file of answers or errors has no ledger entry."""
-    unknown = sorted(name for name in unlisted if PART.fullmatch(name.partition("/")[2]))
-    if unknown:
+    strangers = sorted(name for name in unlisted if PART.fullmatch(name.partition("/")[2]))
+    if strangers:
         raise Refused(
             f"{mask_secrets(output_dir.address)} has files that are not in the ledger",
-            "\n".join(unknown[:10]),
+            "\n".join(strangers[:10]),
             f"move them away, or {RESTART_HINT}",
         )
 
 
-def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
+def claim_output(job: PlacedJob, manifest: Manifest, output_dir: Location) -> None:
     """Mark the output folder as this job's, or verify its mark.
 
     Raises:
@@ -336,7 +337,7 @@ def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
         output_dir.child(kind).make_folder()
 
 
-def check_mark(job: Job, origin: str, output_dir: Location) -> None:
+def check_mark(job: PlacedJob, origin: str, output_dir: Location) -> None:
     """Verify that a mark is this job's, with its identity and input fingerprint.
 
     Raises:
@@ -354,7 +355,7 @@ def check_mark(job: Job, origin: str, output_dir: Location) -> None:
         raise Refused(f"{shown} was started by this job with another input", hint=hint)
 
 
-def read_mark(job: Job, output_dir: Location) -> tuple[dict[str, Any], str]:
+def read_mark(job: PlacedJob, output_dir: Location) -> tuple[dict[str, Any], str]:
     """Return the identity and the input fingerprint of this job's mark.
 
     Raises:
@@ -442,13 +443,13 @@ def remove_hidden_files(output_dir: Location) -> None:
             folder.child(name).delete()
 
 
-def erase_output(job: Job) -> None:
+def erase_output(job: PlacedJob) -> None:
     """Delete only this job's files in its output folder, the mark last.
 
     Raises:
         Refused: the folder is not this job's.
     """
-    output_dir = open_location(job.out)
+    output_dir = open_location(job.write.path)
     mark = output_dir.child("ledger").child("job.json")
     if not mark.exists():
         return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, TypeVar
 
-from .job import Order
+from ..job_values import Order
 
 TOKENS = "i"  # tokens as C integers of four bytes, for transport and comparison
 # Rows of a large job ordered together: one block of the input, read and prepared as a whole. Shared

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..job import PlacedJob, Predict
+from ..job import Preprocess as PreprocessOptions
 from . import batches, budget, cluster, pooling, results, source
-from . import job as jobs
 from .generation import with_output
 from .manifest import Manifest
 from .progress import Tracker
@@ -27,7 +28,7 @@ IN_FLIGHT = 4  # batches in flight per replica: the next ones are fetched while 
 
 
 def run(
-    job: jobs.Job,
+    job: PlacedJob,
     manifest: Manifest,
     pending: Mapping[int, bytes],
     progress: Tracker,
@@ -43,7 +44,7 @@ def run(
     data = add_preprocess_stage(source.create_dataset(job, manifest, pending, batch), job)
     constructor_args = {
         "code": pack_code(job.work),
-        "target": options.target,
+        "target": options.class_,
         "args": dict(options.args),
         "converter": Converter(job, manifest.types),
         "gate": cluster.create_gate(options.replicas[0]),
@@ -64,12 +65,12 @@ def run(
             yield parts
 
 
-def add_preprocess_stage(data: Dataset, job: jobs.Job) -> Dataset:
+def add_preprocess_stage(data: Dataset, job: PlacedJob) -> Dataset:
     """Add the user's function, if any, as a stage that runs beside inference."""
     options = job.preprocess
     if options is None:
         return data
-    constructor_args = {"code": pack_code(job.work), "target": options.target}
+    constructor_args = {"code": pack_code(job.work), "target": options.function}
     return add_actor_stage(
         data, Preprocess, options, options.batch_size, IN_FLIGHT, constructor_args
     )
@@ -78,7 +79,7 @@ def add_preprocess_stage(data: Dataset, job: jobs.Job) -> Dataset:
 def add_actor_stage(
     data: Dataset,
     stage: type,
-    options: jobs.Predict | jobs.Preprocess,
+    options: Predict | PreprocessOptions,
     batch: int,
     in_flight: int,
     constructor_args: dict[str, Any],

@@ -13,11 +13,11 @@ import threading
 import time
 import typing
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..job import PlacedJob
 from .forecast import Forecast
-from .job import Job, to_fields
 
 VERSION = 1
 WINDOW = 30.0  # seconds that rates are averaged over
@@ -89,7 +89,7 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `progress.json`."""
-        fields = to_fields(self, Progress)
+        fields = {**asdict(self), "warnings": list(self.warnings)}
         replicas = {name: fields.pop(name) for name in ("ready", "wanted")}
         return {"version": VERSION, **fields, "replicas": replicas}
 
@@ -150,7 +150,7 @@ class Tracker(Progress):
     once.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlacedJob) -> None:
         super().__init__(
             state="starting",
             submission=os.environ.get("VLAUNCH_JOB", ""),

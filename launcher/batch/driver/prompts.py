@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .job import Job, Refused
+from ..job import PlacedJob
+from .job_file import Refused
 
 LARGEST = 64 * 2**20  # most characters of a rendered template
 PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # string methods with a width
@@ -37,7 +38,7 @@ class Prompter:
         Refused: a template is invalid.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlacedJob) -> None:
         prompt = job.prompt
         if prompt is None:
             raise Refused(
@@ -55,11 +56,11 @@ class Prompter:
         )
         self.pair = [
             Template(environment, f"prompt.pair[{index}]", text)
-            for index, text in enumerate(prompt.pair)
+            for index, text in enumerate(prompt.pair or ())
         ]
         self.messages = [
             (message.role, Template(environment, f"prompt.chat[{index}].content", message.content))
-            for index, message in enumerate(prompt.chat)
+            for index, message in enumerate(prompt.chat or ())
         ]
 
     def __call__(self, columns: Mapping[str, Any]) -> str | list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..job import to_json
 from . import cluster, order
 from .engine_loop import is_engine_dead, watch_engine
 from .generation import answer_columns, sampling_params, with_output
@@ -89,7 +90,7 @@ class Rank:
         cluster.label_log(self.job.name)
         from vllm import LLM
 
-        self.params = sampling_params(self.job.sampling)
+        self.params = sampling_params(to_json(self.job.sampling))
         self.prompter = Prompter(self.job)
         self.llm = LLM(**setting.arguments)
         watch_engine(self.llm)

@@ -12,7 +12,7 @@ from typing import Any
 from ...agent import cause
 from . import failures
 from .budget import QUEUE_TIMEOUT
-from .job import Failed
+from .job_file import Failed
 from .postmortem import (
     SEARCHED_LINES,
     describe_exception,

@@ -18,9 +18,10 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
+from ..job import DataParallel, PlacedJob
 from . import cluster, rows
 from .budget import CurrentMonitor
-from .job import DataParallel, Failed, Job, Refused
+from .job_file import Failed, Refused
 from .manifest import Manifest
 from .progress import Tracker
 from .prompts import Prompter
@@ -53,7 +54,7 @@ class Slice:
 
 
 def run(
-    job: Job,
+    job: PlacedJob,
     manifest: Manifest,
     pending: Mapping[int, bytes],
     progress: Tracker,
@@ -74,7 +75,7 @@ def run(
             hint="run it as a separate job (`mode: predict`), and read its output",
         )
     Prompter(job)  # reject an invalid template before any rank starts
-    slots = rank_slots(parallel, job.engine.tp * job.engine.pp)
+    slots = rank_slots(job, parallel.size)
     moe = count_experts(read_configuration(job)) > 0
     if parallel.expert_parallel and not moe:
         progress.warn(
@@ -86,7 +87,7 @@ def run(
     cluster.connect(logs=False)
     converter = Converter(job, manifest.types)
     with RankPool(converter, slots, progress, together=together) as pool:
-        master = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
+        master = (slots[0].ip, pool.port(job.rank_port)) if together else ("", 0)
         pool.start(
             [rank_settings(job, slot, master, moe=moe) for slot in slots],
             describe_ranks(job, master, moe=moe),
@@ -97,27 +98,28 @@ def run(
             yield merge_answers(converter, part)
 
 
-def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
-    """Assign ranks to nodes in order, as many as fit with `gpus` each.
+def rank_slots(job: PlacedJob, count: int) -> list[RankSlot]:
+    """Assign `count` ranks to nodes in order, as many as fit with their GPUs.
 
     Raises:
         Refused: they do not fit.
     """
-    addresses = [node.ip for node in parallel.nodes for _ in range(node.gpus // gpus)]
-    if len(addresses) < parallel.size:
+    gpus, hosts = job.engine.tp * job.engine.pp, job.rank_hosts
+    addresses = [node.ip for node in hosts for _ in range(node.gpus // gpus)]
+    if len(addresses) < count:
         room = ", ".join(
-            f"{node.ip}: {node.gpus // gpus} of {node.gpus} accelerators" for node in parallel.nodes
+            f"{node.ip}: {node.gpus // gpus} of {node.gpus} accelerators" for node in hosts
         )
         raise Refused(
-            f"{parallel.size} ranks of {gpus} accelerator{'s' * (gpus > 1)} do not fit: the nodes"
+            f"{count} ranks of {gpus} accelerator{'s' * (gpus > 1)} do not fit: the nodes"
             f" have room for {len(addresses)}",
             f"ranks that fit: {room}",
             "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
         )
-    return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(addresses[: parallel.size])]
+    return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(addresses[:count])]
 
 
-def read_configuration(job: Job) -> Mapping[str, Any]:
+def read_configuration(job: PlacedJob) -> Mapping[str, Any]:
     """Read the model's configuration, from a folder or the hub's cache.
 
     Raises:
@@ -174,7 +176,9 @@ def largest_count(count: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def rank_settings(job: Job, slot: RankSlot, master: tuple[str, int], *, moe: bool) -> RankSettings:
+def rank_settings(
+    job: PlacedJob, slot: RankSlot, master: tuple[str, int], *, moe: bool
+) -> RankSettings:
     """Return a rank's settings; `master` is the address and port of the first rank.
 
     vLLM rejects its data-parallel variables for dense models, so those are independent engines. The
@@ -204,7 +208,7 @@ def rank_settings(job: Job, slot: RankSlot, master: tuple[str, int], *, moe: boo
     return RankSettings(environment=environment, arguments=arguments)
 
 
-def describe_ranks(job: Job, master: tuple[str, int], *, moe: bool) -> str:
+def describe_ranks(job: PlacedJob, master: tuple[str, int], *, moe: bool) -> str:
     """Describe the layout of the ranks."""
     parallel = job.data_parallel
     assert parallel is not None  # noqa: S101 - the mode says so
@@ -225,7 +229,7 @@ def slice_rows(rows: int, parallel: DataParallel) -> int:
     return max(1, min(parallel.round_rows, -(-rows // parallel.size)))
 
 
-def read_pending(job: Job, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Row]:
+def read_pending(job: PlacedJob, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Row]:
     """Yield the pending rows in the order of the input."""
     for split in manifest.splits:
         if pending.get(split.index):

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 from ... import upstream
+from ..job import to_json
+from ..job_values import RowKind
 from . import adapters, cluster, failures, order, pooling, postmortem, results
 from .engine_loop import EngineLoop, watch_engine
 from .generation import answer_columns, sampling_params, with_output
-from .job import RowKind
 from .openai_format.server import ApiServer, response_columns
 from .ray_internals import log_paths
 from .results import Converter
@@ -49,7 +50,7 @@ class Replica:
             with explain_start():
                 self.engine = ApiServer(arguments)
         else:
-            self.engine = self.start_engine(arguments, self.kind, job.sampling, job.lora)
+            self.engine = self.start_engine(arguments, self.kind, to_json(job.sampling), job.lora)
         self.cleanup.callback(self.engine.close)
         cluster.wait_at_gate(gate)
 

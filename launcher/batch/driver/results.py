@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..job import CACHED_TOKENS, PlacedJob
 from . import columns
-from .job import CACHED_TOKENS, Job, thin_job
+from .job_file import thin_job
 from .lines import EXCERPT_LENGTH
 from .openai_format import response
 
@@ -51,7 +52,7 @@ class Converter:
     Answers become lines of JSON or, for Parquet, typed columns; error rows become lines.
     """
 
-    def __init__(self, job: Job, types: Mapping[str, str]) -> None:
+    def __init__(self, job: PlacedJob, types: Mapping[str, str]) -> None:
         self.job, self.types = thin_job(job), dict(types)
         self.vectors = [name for name, type_ in job.results.items() if type_ == "vector"]
         self.skipped: set[str] = set()  # input columns missing from the first rows
@@ -130,7 +131,7 @@ class Converter:
         return json_line({"row": number, **keep, **results})
 
 
-def replaced_columns(job: Job, names: Iterable[str]) -> list[str]:
+def replaced_columns(job: PlacedJob, names: Iterable[str]) -> list[str]:
     """Return the input columns that results of a known name replace."""
     if job.keep is not None or job.write.format == "openai":
         return []
@@ -282,7 +283,7 @@ def json_line(values: Row) -> bytes:
     return line.encode() + b"\n"
 
 
-def error_line(job: Job, row: Row) -> bytes:
+def error_line(job: PlacedJob, row: Row) -> bytes:
     """Return an error row as a line of JSON."""
     number, keep = row["_row"], unpack_keep(row)
     if job.write.format == "openai":

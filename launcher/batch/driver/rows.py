@@ -10,9 +10,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from ..job import PlacedJob
 from . import columns, lines, parquet, table
 from .bitmap import row_numbers
-from .job import Failed, Job
+from .job_file import Failed
 from .manifest import File, Manifest, Split
 from .storage import Location, brief_error, mask_secrets, open_location
 
@@ -34,7 +35,7 @@ class InputRow:
 
 
 def read_split(
-    job: Job, manifest: Manifest, split: Split, pending: bytes
+    job: PlacedJob, manifest: Manifest, split: Split, pending: bytes
 ) -> Iterator[dict[str, Any]]:
     """Yield a split's pending rows in order, as dicts with `_row`, `_error`, `_stage`, `_raw`,
     `_keep` and `_data`.
@@ -60,7 +61,7 @@ def read_split(
         raise changed_error(file, f"it holds {split.last - number} fewer rows")
 
 
-def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
+def open_rows(job: PlacedJob, file: File, split: Split) -> Iterator[InputRow]:
     """Yield the rows of a split; any error in reading the file becomes Failed."""
     shown = mask_secrets(file.path)
     try:
@@ -73,6 +74,7 @@ def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
             )
         if info.bytes != file.bytes or (info.mark != file.mark and file.mark):
             raise changed_error(file, f"{file.bytes} bytes then, {info.bytes} now")
+        assert job.read.format is not None  # noqa: S101 - the launcher writes it
         yield from islice(READERS[job.read.format](job, location, file, split), split.rows)
     except FileNotFoundError as error:
         raise Failed(
@@ -94,7 +96,7 @@ def changed_error(file: File, evidence: str) -> Failed:
 class Packer:
     """Converter from a file's rows to pickled result rows with typed input columns."""
 
-    def __init__(self, job: Job, manifest: Manifest) -> None:
+    def __init__(self, job: PlacedJob, manifest: Manifest) -> None:
         self.all = job.keep is None
         self.column_names = job.columns_to_keep or ()
         declared = job.keep or {}
@@ -154,17 +156,19 @@ def error_row(number: int, reason: str, raw: Any) -> dict[str, Any]:
     }
 
 
-def from_text(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+def from_text(job: PlacedJob, location: Location, file: File, split: Split) -> Iterator[InputRow]:
     for line in read_lines(job, location, split):
         yield InputRow(partial(parse_text, line, job.read.row_bytes), line_head(line))
 
 
-def from_jsonl(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+def from_jsonl(job: PlacedJob, location: Location, file: File, split: Split) -> Iterator[InputRow]:
     for line in read_lines(job, location, split):
         yield InputRow(partial(parse_json, line, job.read.row_bytes), line_head(line))
 
 
-def read_lines(job: Job, location: Location, split: Split) -> Iterator[bytes | lines.LongLine]:
+def read_lines(
+    job: PlacedJob, location: Location, split: Split
+) -> Iterator[bytes | lines.LongLine]:
     parts = lines.read_blocks(location, split.start, split.end)
     return lines.split_lines(
         lines.strip_bom(parts) if split.start == 0 else parts, job.read.row_bytes
@@ -250,7 +254,7 @@ JSON_LABELS = {
 }
 
 
-def from_csv(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+def from_csv(job: PlacedJob, location: Location, file: File, split: Split) -> Iterator[InputRow]:
     parts = lines.read_blocks(location, split.start, split.end)
     records = table.read_records(
         lines.split_lines(
@@ -279,7 +283,9 @@ def name_cells(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
     return dict(zip(names, record.cells, strict=True))
 
 
-def from_parquet(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+def from_parquet(
+    job: PlacedJob, location: Location, file: File, split: Split
+) -> Iterator[InputRow]:
     for row in parquet.read_rows(location, split.start, split.rows, job.read.row_bytes):
         yield InputRow(partial(check_row, row), row if isinstance(row, (dict, str)) else "")
 
@@ -290,7 +296,7 @@ def check_row(row: dict[str, Any] | str) -> dict[str, Any]:
     return row
 
 
-READERS: dict[str, Callable[[Job, Location, File, Split], Iterator[InputRow]]] = {
+READERS: dict[str, Callable[[PlacedJob, Location, File, Split], Iterator[InputRow]]] = {
     "text": from_text,
     "jsonl": from_jsonl,
     "csv": from_csv,

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...core.interrupts import defer_signals
+from ..job import CACHED_TOKENS, PlacedJob
 from .encode import Encoded, Encoder
-from .job import CACHED_TOKENS, Failed, Job
+from .job_file import Failed
 from .ledger import Ledger
 from .manifest import Manifest
 from .progress import Tracker
@@ -74,7 +75,7 @@ class Sink:
 
     def __init__(
         self,
-        job: Job,
+        job: PlacedJob,
         ledger: Ledger,
         manifest: Manifest,
         progress: Tracker,

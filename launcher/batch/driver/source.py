@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..job import PlacedJob
 from . import lines
 from .bitmap import count_bits
-from .job import Job
 from .manifest import Manifest, Split
 from .ray_internals import HEAD_RESOURCES, set_claims
 from .rows import read_split
@@ -83,7 +83,7 @@ def group_splits(splits: Iterable[S], sizes: Iterable[int], least: int) -> Itera
 
 
 def create_dataset(
-    job: Job, manifest: Manifest, pending: Mapping[int, bytes], batch: int | None
+    job: PlacedJob, manifest: Manifest, pending: Mapping[int, bytes], batch: int | None
 ) -> Dataset:
     """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows or as one block.
 
@@ -129,7 +129,7 @@ def create_dataset(
         num_cpus=TASK_CPUS,
         concurrency=readers,
         override_num_blocks=len(parts),
-        **task_resources(job.read.sources),
+        **task_resources(job.read.paths),
     )
     if batch:
         data = data.repartition(target_num_rows_per_block=batch)
@@ -152,7 +152,7 @@ def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     )
 
 
-def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Any]:
+def read_blocks(job: PlacedJob, manifest: Manifest, pending: Mapping[int, bytes]) -> Iterator[Any]:
     """Yield a thin manifest's pending rows in blocks: a split may be a whole compressed file."""
     for split in manifest.splits:
         rows: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .job import Refused
+from .job_file import Refused
 
 # Stores whose folders are only name prefixes, and whose objects appear complete or not at all.
 OBJECT_STORES = ("s3", "gcs", "abfs")
@@ -179,8 +179,8 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
         # An address cannot set them. Pickling describes a filesystem by its constructor's options.
         rebuild, (options,) = filesystem.__reduce__()
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS)
-        known = {name: value for name, value in S3_OPTIONS.items() if name in options}
-        filesystem = rebuild({**options, **known, "retry_strategy": retries})
+        supported = {name: value for name, value in S3_OPTIONS.items() if name in options}
+        filesystem = rebuild({**options, **supported, "retry_strategy": retries})
     return filesystem, path
 
 

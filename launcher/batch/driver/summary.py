@@ -12,7 +12,7 @@ import platform
 import time
 from typing import Any
 
-from .job import Job
+from ..job import PlacedJob
 from .ledger import Ledger
 from .manifest import Manifest
 from .progress import TOKENS, Tracker
@@ -20,7 +20,7 @@ from .storage import open_location
 
 
 def write_summary(
-    job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
+    job: PlacedJob, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
 ) -> dict[str, Any]:
     """Write and return the summary of a run that ended in `state` (done, failed, …)."""
     location = open_location(os.path.join(job.work, "summary.json"))
@@ -57,7 +57,7 @@ def write_summary(
         + b"\n"
     )
     if state == "done":  # first: if this fails, the run is not yet recorded
-        open_location(job.out).child("summary.json").write_atomic(data)
+        open_location(job.write.path).child("summary.json").write_atomic(data)
     location.write_atomic(data)
     return summary
 

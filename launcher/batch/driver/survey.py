@@ -8,9 +8,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from ..job import PlacedJob
 from . import columns, lines, parquet, rows, table
 from .bitmap import RowSet
-from .job import Job, Refused, identity_changes
+from .job_file import Refused, identity_changes
 from .manifest import File, Manifest, Split, dump_manifest, load_manifest
 from .storage import Location, StoredFile, brief_error, list_files, mask_secrets, open_location
 
@@ -26,7 +27,7 @@ SAMPLE_SEARCH = 20_000  # rows searched for the sample
 Cut = tuple[int, int, int]  # start, end, rows
 
 
-def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
+def survey_input(job: PlacedJob, say: Callable[[str], None]) -> Manifest:
     """Survey every file, or load the earlier run's manifest; `say` receives the progress.
 
     Raises:
@@ -43,12 +44,12 @@ def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
     return manifest
 
 
-def list_inputs(job: Job) -> list[StoredFile]:
+def list_inputs(job: PlacedJob) -> list[StoredFile]:
     """Return the input files in source order, each once.
 
     Shipped files are identified by digest, so their modification time is ignored.
     """
-    by_path = {file.path: file for source in job.read.sources for file in list_files(source)}
+    by_path = {file.path: file for source in job.read.paths for file in list_files(source)}
     shipped = os.path.join(job.work, "input") + "/"
     return [
         replace(file, mark="" if path.startswith(shipped) else file.mark)
@@ -56,7 +57,7 @@ def list_inputs(job: Job) -> list[StoredFile]:
     ]
 
 
-def load_confirmed(job: Job, location: Location, listed: list[StoredFile]) -> Manifest:
+def load_confirmed(job: PlacedJob, location: Location, listed: list[StoredFile]) -> Manifest:
     """Return an earlier run's manifest.
 
     Raises:
@@ -103,7 +104,7 @@ def describe_change(old: File, new: StoredFile) -> str:
     return "written again since" if old.mark != new.mark else ""
 
 
-def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) -> Manifest:
+def count_input(job: PlacedJob, listed: list[StoredFile], say: Callable[[str], None]) -> Manifest:
     """Count rows and split files, up to the row limit."""
     looked: list[File] = []
     splits: list[Split] = []
@@ -140,7 +141,7 @@ def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) 
     return replace(manifest, columns=names, types=types)
 
 
-def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
+def cut_file(job: PlacedJob, file: File) -> tuple[File, Iterator[Cut]]:
     """Return a file with its header, and its splits.
 
     Raises:
@@ -172,7 +173,7 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
         raise unreadable_error(job, file, error) from error
 
 
-def unreadable_error(job: Job, file: File, error: Exception) -> Refused:
+def unreadable_error(job: PlacedJob, file: File, error: Exception) -> Refused:
     hint = "check that the file is complete and readable, and that `format` is correct"
     return Refused(
         f"{mask_secrets(file.path)} cannot be read as {job.read.format}", brief_error(error), hint
@@ -233,7 +234,9 @@ def whole_file_cut(location: Location) -> Iterator[Cut]:
         yield 0, 0, count
 
 
-def cut_csv(job: Job, location: Location, file: File, begin: bytes) -> tuple[File, Iterator[Cut]]:
+def cut_csv(
+    job: PlacedJob, location: Location, file: File, begin: bytes
+) -> tuple[File, Iterator[Cut]]:
     """Return the header and the splits of a CSV file, between records.
 
     Raises:
@@ -274,7 +277,7 @@ def cut_records(
         yield 0 if compressed else start, min(position, file.bytes), count
 
 
-def infer_columns(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mapping[str, str]]:
+def infer_columns(job: PlacedJob, manifest: Manifest) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Return the column names and the types of columns to keep, from the first good rows.
 
     JSON lines need only the declared types.
@@ -291,7 +294,7 @@ def infer_columns(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mappin
     return tuple(kinds), {**types, **declared}
 
 
-def sample_rows(job: Job, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
+def sample_rows(job: PlacedJob, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
     """Yield the columns of the first good rows, at most `SAMPLE`."""
     import pickle
 

@@ -7,40 +7,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.batch.driver import job as jobs
 from launcher.batch.driver import rows, survey
 from launcher.batch.driver.bitmap import RowSet, row_numbers
+from launcher.batch.driver.job_file import parse_job
 from launcher.batch.driver.manifest import Manifest, Split
 from launcher.batch.driver.sink import Sink
+from launcher.batch.job import PlacedJob
 
 
-def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
+def job(folder: Path, *sources: Path | str, **changes: Any) -> PlacedJob:
     """Create a job in `folder/work` for some files; changes are merged into a minimal one."""
     work = folder / "work"
     plain: dict[str, Any] = {
-        "version": 1,
-        "name": "demo",
+        "job": "demo",
         "cluster": "lab",
         "mode": "engine",
         "work": str(work),
-        "out": str(folder / "out"),
-        "meaning": {"model": "tiny"},
+        "identity": {"model": "tiny"},
         "digest": "d1",
         "model": "tiny",
-        "read": {"sources": [str(source) for source in sources], "format": "jsonl"},
+        "read": {"paths": [str(source) for source in sources] or ["none"], "format": "jsonl"},
         "prompt": {"column": "text"},
         "keep": {},
-        "write": {"format": "jsonl"},
+        "write": {"path": str(changes.pop("out", folder / "out")), "format": "jsonl"},
     }
     for key, value in changes.items():
         nested = (
             isinstance(plain.get(key), dict)
             and isinstance(value, dict)
-            and key not in ("keep", "meaning")
+            and key not in ("keep", "identity")
         )
         plain[key] = {**plain[key], **value} if nested else value
     Path(plain["work"]).mkdir(exist_ok=True)
-    return jobs.parse_job(plain)
+    return parse_job(plain)
 
 
 class RowSink(Sink):
@@ -50,7 +49,7 @@ class RowSink(Sink):
         return self.add(self.converter.convert(rows))
 
 
-def surveyed(spec: jobs.Job) -> survey.Manifest:
+def surveyed(spec: PlacedJob) -> survey.Manifest:
     return survey.survey_input(spec, lambda _: None)
 
 
@@ -75,7 +74,7 @@ def pending_rows(manifest: Manifest, pending: Mapping[int, bytes]) -> list[int]:
     ]
 
 
-def read_all(spec: jobs.Job) -> list[dict[str, Any]]:
+def read_all(spec: PlacedJob) -> list[dict[str, Any]]:
     """Return the rows of a job's input in order, unpickled."""
     manifest = surveyed(spec)
     results = []

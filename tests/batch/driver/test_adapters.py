@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import adapters, engine
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 from tests.batch.driver.jobs import job
 
 

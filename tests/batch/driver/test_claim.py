@@ -18,9 +18,10 @@ import pytest
 
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import claim, ledger, storage
-from launcher.batch.driver.job import Failed, Job, to_json
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.results import Converter
+from launcher.batch.job import Job, to_json
 from tests.batch.driver.jobs import RowSink, answered, job, pending_rows, surveyed
 from tests.ssh.processes import awaited
 
@@ -249,7 +250,7 @@ def test_a_moved_head_continues_with_a_warning(
     out = str(tmp_path / "out")
     answer(start(prepared(tmp_path, "old", out)), 0, 1)
     spec = prepared(tmp_path, "new", out)
-    (tmp_path / "new" / "job.json").write_text(json.dumps(to_json(spec)))
+    (tmp_path / "new" / "job.json").write_text(json.dumps({"version": 1, **to_json(spec)}))
     assert driver.main(spec.work) == 0
 
     progress = json.loads((tmp_path / "new" / "progress.json").read_text())

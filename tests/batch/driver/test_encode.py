@@ -55,7 +55,7 @@ def encoder(folder: Path, form: str) -> RowEncoder:
     spec = job(folder, task="embed", write={"format": form})
     (folder / "out" / "ledger").mkdir(parents=True, exist_ok=True)
     manifest = Manifest(files=(), splits=(), rows=9, digest="d1")
-    return RowEncoder(spec, manifest, open_location(spec.out))
+    return RowEncoder(spec, manifest, open_location(spec.write.path))
 
 
 def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import engine, order, source
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 from launcher.batch.driver.prompts import Prompter
 from launcher.batch.driver.ray_internals import HEAD_RESOURCES
 from launcher.batch.driver.results import Converter
@@ -83,7 +83,7 @@ def test_the_number_of_rows_per_engine() -> None:
 def test_replicas_follow_the_job(tmp_path: Path) -> None:
     """Parallel sizes from the job; an engine on several GPUs has Ray's workers."""
     spec = job(tmp_path, engine={"args": {"max_model_len": 512}})
-    many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
+    many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "strict-pack"})
 
     assert engine.engine_arguments(spec) == {
         "model": "tiny",
@@ -100,12 +100,12 @@ def test_replicas_follow_the_job(tmp_path: Path) -> None:
 def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
     """With a group it claims no GPU itself: its workers do."""
     spec = job(tmp_path)
-    many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
+    many = job(tmp_path, engine={"tp": 2, "placement": "strict-pack"})
     claims = engine.replica_claims(many)
 
     assert engine.replica_claims(spec) == {"num_gpus": 1, "num_cpus": 1}
     assert claims["num_gpus"] == 0
-    assert claims["ray_remote_args_fn"].args == (2, "STRICT_PACK")
+    assert claims["ray_remote_args_fn"].args == (2, "strict-pack")
 
 
 class Dataset:
@@ -153,7 +153,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
         "enable_true_multi_threading": True,
     }
     assert options["fn_constructor_kwargs"]["gate"] == "gate of 2"
-    assert options["fn_constructor_kwargs"]["converter"].job.sampling == {"temperature": 0}
+    assert options["fn_constructor_kwargs"]["converter"].job.sampling.temperature == 0
 
 
 @pytest.mark.usefixtures("pools")
@@ -179,7 +179,7 @@ def test_the_prepare_stage_claims_nothing(tmp_path: Path) -> None:
     (stage, options), cut, claimed = data.stages
 
     assert (options["num_cpus"], options["compute"]) == (0, {"size": 2})
-    assert (stage.job.read.sources, stage.job.identity) == ((), {})
+    assert (stage.job.read.paths, stage.job.identity) == ((), {})
     assert cut == ("repartition", {"target_num_rows_per_block": 50})
     assert claimed == ({"size": 2}, {"num_cpus": 0})
 
@@ -188,7 +188,7 @@ def test_prepared_batches_are_large_enough_to_sort(tmp_path: Path) -> None:
     """After a slow stage, a batch suffices."""
     plain = job(tmp_path)
     in_input_order = job(tmp_path, engine={"order": "given"})
-    slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
+    slow = job(tmp_path, preprocess={"function": "mine.py:ready"})
 
     rows = [engine.window_rows(spec, 50, 10**6, 99.0) for spec in (plain, in_input_order, slow)]
     assert rows == [order.WINDOW, 50, 50]
@@ -206,7 +206,7 @@ def test_few_small_rows_are_read_and_prepared_in_a_single_process(tmp_path: Path
     assert engine.window_rows(spec, 50, source.FEW_ROWS, 99.0) is None
     assert engine.window_rows(spec, 50, source.FEW_ROWS, 99_000.0) is not None
     assert options["compute"] == pool == {"size": 1}
-    assert claims == {"num_cpus": 0, **source.task_resources(spec.read.sources)}
+    assert claims == {"num_cpus": 0, **source.task_resources(spec.read.paths)}
     assert options["resources"] == claims["resources"] == HEAD_RESOURCES
 
 

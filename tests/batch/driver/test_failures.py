@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.driver import failures
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 
 
 @pytest.mark.parametrize(

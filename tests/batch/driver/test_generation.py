@@ -10,7 +10,7 @@ import pytest
 
 from launcher.batch.driver import generation
 from launcher.batch.driver.engine_loop import NoAnswer
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.prompts import PromptError
 
 

@@ -19,9 +19,10 @@ import pyarrow.fs
 import pytest
 
 from launcher.batch.driver import ledger, storage
-from launcher.batch.driver.job import Job, Refused
+from launcher.batch.driver.job_file import Refused
 from launcher.batch.driver.manifest import Manifest
 from launcher.batch.driver.progress import Tracker
+from launcher.batch.job import Job
 from tests.batch.driver.jobs import RowSink, answered, failed, job, pending_rows, surveyed
 from tests.ssh.processes import awaited
 
@@ -237,7 +238,7 @@ def test_an_output_that_is_a_file_is_rejected(tmp_path: Path) -> None:
 def test_another_jobs_folder_is_rejected(tmp_path: Path) -> None:
     """Two jobs never write to one folder."""
     ledger.recover(*prepared(tmp_path))
-    other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work2"))
+    other, manifest = prepared(tmp_path, job="other", work=str(tmp_path / "work2"))
 
     with pytest.raises(Refused, match="belongs to the job `demo`"):
         ledger.recover(other, manifest)
@@ -247,7 +248,7 @@ def test_a_changed_job_is_rejected_with_the_difference(tmp_path: Path) -> None:
     """Existing answers came from other settings."""
     ledger.recover(*prepared(tmp_path))
     changed, manifest = prepared(
-        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2")
+        tmp_path, identity={"model": "huge"}, digest="d2", work=str(tmp_path / "work2")
     )
 
     with pytest.raises(Refused, match="with other settings") as raised:
@@ -388,11 +389,15 @@ def test_starting_over_deletes_the_jobs_files(tmp_path: Path) -> None:
     """Even of a changed job; another job's folder is unchanged."""
     run(*prepared(tmp_path))
     spec, manifest = prepared(
-        tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True
+        tmp_path,
+        identity={"model": "huge"},
+        digest="d2",
+        work=str(tmp_path / "work2"),
+        restart=True,
     )
     assert ledger.recover(spec, manifest).done == 0
     assert written(tmp_path / "out") == {"rows": [], "errors": []}
-    other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work3"), restart=True)
+    other, manifest = prepared(tmp_path, job="other", work=str(tmp_path / "work3"), restart=True)
 
     with pytest.raises(Refused, match="belongs to the job `demo`"):
         ledger.recover(other, manifest)

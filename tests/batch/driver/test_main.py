@@ -24,7 +24,7 @@ import pytest
 
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import budget
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.results import Converter, Part
 from tests.batch.driver.jobs import answered, failed, pending_rows
 from tests.ssh.processes import awaited
@@ -41,18 +41,22 @@ def work(tmp_path: Path) -> Path:
     folder.mkdir()
     requests = {
         "version": 1,
-        "name": "demo",
+        "job": "demo",
         "cluster": "lab",
         "mode": "engine",
         "work": str(folder),
-        "out": str(tmp_path / "out"),
-        "meaning": {"model": "tiny"},
+        "identity": {"model": "tiny"},
         "digest": "d1",
         "model": "tiny",
         "prompt": {"column": "text"},
-        "read": {"sources": [str(source)], "format": "jsonl"},
+        "read": {"paths": [str(source)], "format": "jsonl"},
         "keep": {},
-        "write": {"format": "jsonl", "rows_per_file": 4, "seconds": 30},
+        "write": {
+            "path": str(tmp_path / "out"),
+            "format": "jsonl",
+            "rows_per_file": 4,
+            "seconds": 30,
+        },
     }
     (folder / "job.json").write_text(json.dumps(requests))
     return folder
@@ -216,7 +220,7 @@ def test_a_killed_driver_continues_in_an_archive(work: Path, tmp_path: Path, end
         gzip.compress(data) if ending == "gz" else pa.compress(data, codec="zstd", asbytes=True)
     )
     spec = json.loads((work / "job.json").read_text())
-    spec["read"]["sources"] = [str(source)]
+    spec["read"]["paths"] = [str(source)]
     (work / "job.json").write_text(json.dumps(spec))
     program = """
 import os, pickle, sys, types
@@ -332,7 +336,7 @@ def test_a_changed_job_is_rejected(work: Path, run: Callable[[Pipeline], int]) -
     assert run(everything) == 0
     content = json.loads((work / "job.json").read_text())
     (work / "job.json").write_text(
-        json.dumps({**content, "meaning": {"model": "other"}, "digest": "d2"})
+        json.dumps({**content, "identity": {"model": "other"}, "digest": "d2"})
     )
     assert run(everything) == 1
     assert read_progress(work)["state"] == "refused"

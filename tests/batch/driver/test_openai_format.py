@@ -23,8 +23,7 @@ from openai.types.shared import ErrorObject
 
 from launcher.batch.driver import __main__ as driver
 from launcher.batch.driver import engine, replica, rows, source
-from launcher.batch.driver import job as jobs
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.openai_format import request, response, server
 from launcher.batch.driver.results import Converter, Part, unpack
 from tests.batch.driver.jobs import all_rows, job, surveyed
@@ -194,7 +193,7 @@ def request_job(folder: Path, *items: dict[str, Any] | str, **changes: Any) -> A
     path = folder / "requests.jsonl"
     texts = [item if isinstance(item, str) else json.dumps(item) for item in items]
     path.write_text("".join(f"{text}\n" for text in texts))
-    read = {"sources": [str(path)], "format": "jsonl", "id": "custom_id"}
+    read = {"paths": [str(path)], "format": "jsonl", "id": "custom_id"}
     return job(folder, read=read, prompt=None, write={"format": "openai"}, **changes)
 
 
@@ -212,12 +211,12 @@ def run_job(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a job; return the responses by id, and the error entries in order of their lines."""
     spec = request_job(folder, *items)
-    monkeypatch.setattr(jobs, "read_job", lambda work: spec)
+    monkeypatch.setattr(driver, "read_job", lambda work: spec)
     monkeypatch.setitem(driver.MODES, "engine", SimpleNamespace(run=pipeline))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert driver.main(spec.work) == 0
-    answers = {entry["custom_id"]: entry for entry in lines(Path(spec.out), "rows")}
-    return answers, lines(Path(spec.out), "errors")
+    answers = {entry["custom_id"]: entry for entry in lines(Path(spec.write.path), "rows")}
+    return answers, lines(Path(spec.write.path), "errors")
 
 
 def test_responses_have_the_types_of_the_openai_client(

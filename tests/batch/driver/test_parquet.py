@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launcher.batch.driver import parquet
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 from launcher.batch.driver.storage import Location
 from tests.batch.driver.jobs import errors, job, read_all, surveyed
 

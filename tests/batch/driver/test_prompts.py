@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 from launcher.batch.driver.prompts import Prompter, PromptError
 from tests.batch.driver.jobs import job
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import rank_pool
-from launcher.batch.driver.job import Failed, parse_job
+from launcher.batch.driver.job_file import Failed, parse_job
 from launcher.batch.driver.rank import RankProcess, RankSettings
 from launcher.batch.driver.results import Converter
 
@@ -152,15 +152,16 @@ def hired(
     """A pool for a job on two nodes."""
     job = parse_job(
         {
-            "name": "j",
+            "job": "j",
             "cluster": "c",
             "mode": "data-parallel",
             "work": "/w",
-            "out": "/o",
             "engine": {"tp": 2, "pp": 2},
-            "read": {"sources": [], "format": "jsonl"},
+            "read": {"paths": ["/i"], "format": "jsonl"},
             "limits": {"stall": 0.05},
-            "data_parallel": {"size": 2, "port": 1, "nodes": [], "timeout": timeout},
+            "data_parallel": {"size": 2, "timeout": timeout},
+            "rank_port": 1,
+            "write": "/o",
         }
     )
     return rank_pool.RankPool(

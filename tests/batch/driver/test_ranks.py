@@ -19,9 +19,10 @@ from launcher.batch.driver import cluster, ranks
 from launcher.batch.driver import rows as reading
 from launcher.batch.driver.bitmap import row_numbers
 from launcher.batch.driver.budget import CurrentMonitor
-from launcher.batch.driver.job import Failed, Preprocess, Refused, parse_job
+from launcher.batch.driver.job_file import Failed, Refused, parse_job
 from launcher.batch.driver.rank_pool import RankSlot
 from launcher.batch.driver.results import Converter, Part
+from launcher.batch.job import Preprocess
 from tests.batch.driver.jobs import bitmap
 
 NODES = [
@@ -42,20 +43,19 @@ def job(
     """A data-parallel job as the driver reads it."""
     return parse_job(
         {
-            "name": "j",
+            "job": "j",
             "cluster": "c",
             "mode": "data-parallel",
             "work": "/w",
-            "out": "/o",
             "model": model,
-            "read": {"sources": [], "format": "jsonl"},
+            "read": {"paths": ["/i"], "format": "jsonl"},
             "prompt": {"column": "t"},
-            "write": {"format": "jsonl"},
+            "write": {"path": "/o", "format": "jsonl"},
+            "rank_port": 29600,
+            "rank_hosts": NODES,
             "engine": {"tp": tp, "pp": pp, "args": args or {}},
             "data_parallel": {
                 "size": 2,
-                "port": 29600,
-                "nodes": NODES,
                 "round_rows": 4,
                 **parallel,
             },
@@ -237,7 +237,7 @@ def test_few_rows_are_spread_over_all_ranks(rows: int, expected: int) -> None:
 
 def test_ranks_go_to_nodes_in_their_order() -> None:
     """As many per node as fit completely."""
-    slots = ranks.rank_slots(job(size=4).data_parallel, 2)
+    slots = ranks.rank_slots(job(tp=2), 4)
 
     assert [(slot.rank, slot.ip) for slot in slots] == [
         (0, "10.0.0.2"),
@@ -249,7 +249,7 @@ def test_ranks_go_to_nodes_in_their_order() -> None:
 
 def test_a_preprocess_stage_is_rejected() -> None:
     """It would be silently ignored."""
-    requests = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
+    requests = dataclasses.replace(job(), preprocess=Preprocess(function="code:clean"))
 
     with pytest.raises(Refused, match="no `preprocess` stage"):
         next(ranks.run(requests, None, {}, None, CurrentMonitor()))
@@ -260,7 +260,7 @@ def test_ranks_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(
         Refused, match="2 ranks of 5 accelerators do not fit: the nodes have room for 1"
     ) as refused:
-        ranks.rank_slots(job().data_parallel, 5)
+        ranks.rank_slots(job(tp=5), 2)
 
     assert refused.value.evidence.startswith(
         "ranks that fit: 10.0.0.1: 0 of 1 accelerators, 10.0.0.2: 1 of 5"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import failures, replica
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.results import Converter
+from launcher.batch.job import Sampling
 from tests.batch.driver.jobs import job
 from tests.batch.driver.test_engine import prepared
 
@@ -193,8 +195,9 @@ def test_encoder_decoder_engines_receive_the_prompt_itself() -> None:
 
 def test_rejected_sampling_parameters_fail_before_the_model_loads(tmp_path: Path) -> None:
     """They are wrong for every row."""
+    spec = replace(job(tmp_path), sampling=Sampling(temperature=-1))
     with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
-        loaded(tmp_path, "not loaded", sampling={"temperature": -1})
+        replica.Replica({"model": "not loaded"}, Converter(spec, {}))
 
     assert "must be non-negative" in raised.value.evidence
 

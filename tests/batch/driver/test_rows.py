@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.driver import rows
-from launcher.batch.driver.job import Failed
+from launcher.batch.driver.job_file import Failed
 from tests.batch.driver.jobs import all_rows, bitmap, errors, job, of, surveyed
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from launcher.batch.driver import ledger, sink, storage
-from launcher.batch.driver.job import Failed, Job
+from launcher.batch.driver.job_file import Failed
 from launcher.batch.driver.progress import Tracker
+from launcher.batch.job import Job
 from tests.batch.driver.jobs import RowSink, answered, failed, job, surveyed
 from tests.ssh.processes import awaited
 
@@ -108,7 +109,7 @@ def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
 
 def test_waiting_rows_are_committed(tmp_path: Path, source: Path) -> None:
     """A crash costs only these seconds."""
-    result = open_sink(job(tmp_path, source, write={"seconds": 0.0}))
+    result = open_sink(job(tmp_path, source, write={"seconds": 1e-9}))
     result.add_rows([answered(1)])
     result.tick()
 

@@ -9,7 +9,7 @@ import pyarrow.fs
 import pytest
 
 from launcher.batch.driver import storage
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 
 
 @pytest.fixture(params=["local", "far"])

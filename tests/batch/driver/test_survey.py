@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launcher.batch.driver import survey
-from launcher.batch.driver.job import Refused
+from launcher.batch.driver.job_file import Refused
 from launcher.batch.driver.manifest import Manifest
 from tests.batch.driver.jobs import job, read_all, surveyed
 
@@ -225,7 +225,7 @@ def test_a_changed_job_is_rejected_with_the_difference(tmp_path: Path) -> None:
             job(
                 tmp_path,
                 tmp_path / "a.jsonl",
-                meaning={"model": "huge", "sampling.top_p": 1},
+                identity={"model": "huge", "sampling.top_p": 1},
                 digest="d2",
             )
         )

@@ -20,8 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ....inventory.engine_args import to_flags
+from ...job import CACHED_TOKENS
 from ..engine_loop import exit_process, watch_process
-from ..job import CACHED_TOKENS, Failed
+from ..job_file import Failed
 from .request import RequestError
 
 DOWNLOAD_SECONDS = 300.0
