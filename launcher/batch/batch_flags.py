@@ -13,86 +13,66 @@ from launcher.inventory.mistakes import YamlPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Job file key of each flag, with click options that override the key's type and help. `--system`
-# and `--chat` turn the prompt into messages.
-FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
-    "model": (("model",), {"metavar": "MODEL"}),
-    "input": (
-        ("read", "paths"),
-        {
-            "metavar": "PATH",
-            "multiple": True,
-            "help": "File, folder or pattern on this machine, nodes:/path, s3://, gs:// or hdfs://;"
-            " repeatable.",
-        },
+_Flag = tuple[YamlPath, Mapping[str, Any]]
+
+
+def _flag(key: str, **overrides: Any) -> _Flag:
+    """Return a job file key and the click options that replace the key's own."""
+    return tuple(key.split(".")), overrides
+
+
+# The flags of keys that most jobs need; `--set` has all. `--system` and `--chat` turn the prompt
+# into messages.
+FLAGS: Mapping[str, _Flag] = {
+    "model": _flag("model", metavar="MODEL"),
+    "input": _flag(
+        "read.paths",
+        metavar="PATH",
+        multiple=True,
+        help="File, folder or pattern on this machine, nodes:/path, s3://, gs:// or hdfs://;"
+        " repeatable.",
     ),
-    "output": (("write", "path"), {"metavar": "PATH"}),
-    "name": (
-        ("job",),
-        {
-            "metavar": "NAME",
-            "help": "Name of the job (default: derived from the job).",
-        },
+    "output": _flag("write.path", metavar="PATH"),
+    "name": _flag("job", metavar="NAME", help="Name of the job (default: derived from the job)."),
+    "format": _flag("read.format"),
+    "output_format": _flag("write.format"),
+    "id": _flag("read.id", metavar="COLUMN"),
+    "limit": _flag("read.limit", metavar="N"),
+    "column": _flag(
+        "prompt.column",
+        metavar="COLUMN",
+        help="Column that holds the prompt (default: prompt; of text files: text).",
     ),
-    "format": (
-        ("read", "format"),
-        {"help": "Format of the input; text has a row per line (default: from the file name)."},
+    "template": _flag("prompt.template", metavar="TEXT"),
+    "system": _flag(
+        "prompt.chat", metavar="TEXT", help="System message; the prompt becomes a chat."
     ),
-    "output_format": (
-        ("write", "format"),
-        {
-            "help": "Format of the output (default: parquet); openai: the input has requests of"
-            " OpenAI's Batch API."
-        },
+    "chat": _flag(
+        "prompt.chat", type=bool, is_flag=True, help="Send the prompt as a chat's user message."
     ),
-    "id": (("read", "id"), {"metavar": "COLUMN"}),
-    "limit": (("read", "limit"), {"metavar": "N"}),
-    "column": (
-        ("prompt", "column"),
-        {
-            "metavar": "COLUMN",
-            "help": "Column that holds the prompt (default: prompt; of text files: text).",
-        },
+    "keep": _flag(
+        "keep",
+        metavar="COLUMN",
+        multiple=True,
+        help="Column to write beside the answer (default: all).",
     ),
-    "template": (("prompt", "template"), {"metavar": "TEXT"}),
-    "system": (
-        ("prompt", "chat"),
-        {"metavar": "TEXT", "help": "System message; the prompt becomes a chat."},
+    "max_tokens": _flag("sampling.max_tokens"),
+    "temperature": _flag("sampling.temperature"),
+    "tp": _flag("engine.tp"),
+    "pp": _flag("engine.pp"),
+    "replicas": _flag("engine.replicas", type=str, metavar="N|N-M"),
+    "batch_size": _flag("engine.batch_size"),
+    "dp": _flag(
+        "data_parallel.size", help="Data parallel size over the nodes, instead of replicas."
     ),
-    "chat": (
-        ("prompt", "chat"),
-        {"type": bool, "is_flag": True, "help": "Send the prompt as a chat's user message."},
-    ),
-    "keep": (
-        ("keep",),
-        {
-            "metavar": "COLUMN",
-            "multiple": True,
-            "help": "Column to write beside the answer (default: all).",
-        },
-    ),
-    "max_tokens": (("sampling", "max_tokens"), {}),
-    "temperature": (("sampling", "temperature"), {}),
-    "tp": (("engine", "tp"), {}),
-    "pp": (("engine", "pp"), {}),
-    "replicas": (
-        ("engine", "replicas"),
-        {
-            "type": str,
-            "metavar": "N|N-M",
-            "help": "Number of replicas, or their minimum and maximum.",
-        },
-    ),
-    "batch_size": (("engine", "batch_size"), {}),
-    "dp": (
-        ("data_parallel", "size"),
-        {"help": "Data parallel size over the nodes, instead of replicas."},
-    ),
-    "engine_arg": (
-        ("engine", "args"),
-        {"metavar": "NAME=VALUE", "multiple": True, "help": "Engine argument of vLLM; repeatable."},
+    "engine_arg": _flag(
+        "engine.args",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Engine argument of vLLM; repeatable.",
     ),
 }
+SET = "set"  # the flag for any key
 
 
 def flag_name(name: str) -> str:
@@ -118,6 +98,14 @@ def _options() -> Iterator[Callable[[F], F]]:
         yield click.option(
             *names, **{"type": _option_type(key), "help": key["description"], **overrides}
         )
+    yield click.option(
+        flag_name(SET),
+        SET,
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Any key of a job file, such as limits.errors=10; repeatable. `vlaunch schema --job`"
+        " lists them.",
+    )
 
 
 def _key_schema(schema: Mapping[str, Any], where: YamlPath) -> Mapping[str, Any]:
@@ -154,7 +142,7 @@ def parse_options(job_flags: Mapping[str, Any]) -> CheckedJob:
 
     values = dict(job_flags)
     path, allow = values.pop("path"), values.pop("allow")
-    job_values = {name: values[name] for name in FLAGS}
+    job_values = {name: values[name] for name in (*FLAGS, SET)}
     options = {
         name: value
         for name, value in job_values.items()

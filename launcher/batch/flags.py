@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.batch import build, inputs, job_paths, rules
-from launcher.batch.batch_flags import FLAGS, flag_name
+from launcher.batch.batch_flags import FLAGS, SET, flag_name
 from launcher.batch.draft import Draft, draft_job
+from launcher.batch.job import SHORT_FORMS, is_tuning
 from launcher.batch.job_paths import PathBounds, PathError
 from launcher.batch.job_spec import identity_digest, identity_of
 from launcher.batch.shape import HINT, CheckedJob, JobError, count_mistakes, mistakes_error
@@ -28,8 +29,9 @@ _REQUIRED = {
     "input": "the files with the rows",
     "output": "the folder for the answers",
 }
-# Tuning: may change between two runs of a job, so these flags are allowed beside its file.
-_TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
+# Tuning: may change between two runs of a job, so these flags are allowed beside its file; of
+# `--set`, the keys in `job.TUNING`.
+_TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg", SET)
 MAX_BYTES = 1024 * 1024
 
 
@@ -169,12 +171,20 @@ def _replica_section(content: Document) -> str:
     return "predict" if "predict" in (content.data or {}) else "engine"
 
 
-def _identity_flags(options: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
+def _set_flag(key: str) -> str:
+    return f"{flag_name(SET)} {label(key)}"
+
+
+def _identity_flags(options: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
     """Yield the flags that are not allowed beside a job file."""
     text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
-    for name in options:
+    for name, value in options.items():
         if name not in _TUNING:
             yield flag_name(name), text
+        elif name == SET:
+            keys = [assignment.partition("=")[0] for assignment in value]
+            other = [key for key in keys if not (is_tuning(key) or key.startswith("engine.args."))]
+            yield from ((_set_flag(key), text) for key in other)
 
 
 def _is_flag_mistake(mistake: Mistake, where: Mapping[YamlPath, object], content: Document) -> bool:
@@ -195,22 +205,32 @@ def _flag_values(
     where: dict[YamlPath, object] = {}
     problems: list[tuple[str, str]] = []
     for name, value in options.items():
-        if name == "engine_arg":
-            for text in value:
-                key, equals, value_text = text.partition("=")
-                if not equals:
-                    problems.append(
-                        ("--engine-arg", f"should be NAME=VALUE, not {describe_value(text)}")
-                    )
-                elif ("engine", "args", key) in where:
-                    problems.append(("--engine-arg", f"should name {describe_value(key)} once"))
-                else:
-                    where["engine", "args", key] = _parse_value(value_text)
+        if name in ("engine_arg", SET):
+            _add_assignments(name, value, where, problems)
         elif name not in ("system", "chat"):
             yaml_path = FLAGS[name][0]
             target = (stage, *yaml_path[1:]) if name in ("replicas", "batch_size") else yaml_path
             where[target] = list(value) if isinstance(value, tuple) else value
     return where, problems
+
+
+def _add_assignments(
+    name: str,
+    texts: Iterable[str],
+    where: dict[YamlPath, object],
+    problems: list[tuple[str, str]],
+) -> None:
+    """Add the values of `--engine-arg NAME=VALUE` or `--set KEY=VALUE` to `where`."""
+    form = "KEY=VALUE" if name == SET else "NAME=VALUE"
+    for text in texts:
+        key, equals, value = text.partition("=")
+        yaml_path = tuple(key.split(".")) if name == SET else ("engine", "args", key)
+        if not equals:
+            problems.append((flag_name(name), f"should be {form}, not {describe_value(text)}"))
+        elif yaml_path in where:
+            problems.append((flag_name(name), f"should name {describe_value(key)} once"))
+        else:
+            where[yaml_path] = _parse_value(value)
 
 
 def _write_messages(
@@ -287,17 +307,21 @@ def _copy_section(data: dict[str, Any], where: YamlPath) -> dict[str, Any]:
     for step in where:
         inside = data.get(str(step))
         if not isinstance(inside, dict):
-            inside = {"class": inside} if inside else {}
+            inside = {SHORT_FORMS.get(str(step), "class"): inside} if inside else {}
         copy = dict(inside)
         data[str(step)] = copy
         data = copy
     return data
 
 
-def _flag_for(where: YamlPath, options: Container[str]) -> str:
+def _flag_for(where: YamlPath, options: Mapping[str, Any]) -> str:
     """Return the flag of a mistake's key, preferring one that is set."""
     if not where:
         return ""
+    for text in options.get(SET, ()):
+        key = text.partition("=")[0]
+        if where[: key.count(".") + 1] == tuple(key.split(".")):
+            return _set_flag(key)
     if where[:2] == ("engine", "args"):
         return f"--engine-arg {label(str(where[2]))}" if len(where) > 2 else "--engine-arg"
     if where[:2] == ("prompt", "chat"):

@@ -43,6 +43,15 @@ RESULT_COLUMNS: Mapping[RowKind, Mapping[str, str]] = {
 }
 # Prompt tokens from vLLM's cache: counted, not written.
 CACHED_TOKENS = "_cached"
+# The key of a section that stands for the section's value if that is no mapping.
+SHORT_FORMS = {
+    "read": "paths",
+    "prompt": "template",
+    "data_parallel": "size",
+    "predict": "class",
+    "preprocess": "function",
+    "write": "path",
+}
 # Keys that affect speed, or when a job fails, but no answer: they may change between two runs.
 TUNING = (
     *("engine.tp", "engine.pp", "engine.replicas", "engine.batch_size", "engine.placement"),
@@ -73,7 +82,7 @@ class Read:
     """Files, folders or patterns such as data/*.jsonl; on this machine (relative to the job's
     folder), on the nodes as nodes:/path, or at s3://, gs:// or hdfs://."""
     format: Format | None = None
-    """text (a row per line), jsonl, csv or parquet; detected from the file extension by default."""
+    """Format of the input; text has a row per line (default: from the file name)."""
     id: values.Column | None = None
     """Column with the id of a row, written with error rows."""
     limit: Annotated[int, Bounds(ge=1, le=10**12)] | None = None
@@ -273,7 +282,7 @@ class Write:
     """Folder for answers (rows/) and error rows (errors/): on this machine (copied from the head),
     nodes:/path on storage that the head can access, or s3://, gs:// or hdfs://."""
     format: OutputFormat = "parquet"
-    """parquet (default), jsonl, or openai: the input has requests in the format of OpenAI's Batch
+    """Format of the output (default: parquet); openai: the input has requests of OpenAI's Batch
     API, and the output their responses."""
     rows_per_file: Annotated[int, Bounds(ge=1, le=10_000_000)] = 10_000
     """Maximum number of rows per file."""
@@ -291,6 +300,11 @@ class Limits:
     """Seconds without a finished row."""
     errors: Annotated[int, Bounds(ge=0)] | None = None
     """Error rows allowed (default: unlimited)."""
+
+
+def _short(section: str, written: Any, *kinds: type) -> Converter:
+    """Return the converter of a section's short form, a value of one of `kinds`."""
+    return Converter(expand_shorthand(SHORT_FORMS[section], *kinds), written)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,16 +328,11 @@ class Job:
     """engine (default): replicas of vLLM; predict (default with `predict`): your class;
     data-parallel (default with `data_parallel`): vLLM's ranks over the nodes."""
     read: Annotated[
-        FromMapping[Read],
-        Converter(expand_shorthand("paths", str, tuple), str | list[str] | FromMapping[Read]),
+        FromMapping[Read], _short("read", str | list[str] | FromMapping[Read], str, tuple)
     ]
     """Input rows: a path, a list of paths, or a mapping."""
     prompt: (
-        Annotated[
-            FromMapping[Prompt],
-            Converter(expand_shorthand("template", str), str | FromMapping[Prompt]),
-        ]
-        | None
+        Annotated[FromMapping[Prompt], _short("prompt", str | FromMapping[Prompt], str)] | None
     ) = None
     """Prompt of each row (default: the column `prompt`; for text files, `text`)."""
     sampling: FromMapping[Sampling] = field(default_factory=Sampling)
@@ -334,31 +343,21 @@ class Job:
     """vLLM: parallelism, replicas and arguments."""
     data_parallel: (
         Annotated[
-            FromMapping[DataParallel],
-            Converter(expand_shorthand("size", int), int | FromMapping[DataParallel]),
+            FromMapping[DataParallel], _short("data_parallel", int | FromMapping[DataParallel], int)
         ]
         | None
     ) = None
     """vLLM's ranks over the nodes, instead of replicas."""
     predict: (
-        Annotated[
-            FromMapping[Predict],
-            Converter(expand_shorthand("class", str), str | FromMapping[Predict]),
-        ]
-        | None
+        Annotated[FromMapping[Predict], _short("predict", str | FromMapping[Predict], str)] | None
     ) = None
     """Your Python class, instead of vLLM."""
     preprocess: (
-        Annotated[
-            FromMapping[Preprocess],
-            Converter(expand_shorthand("function", str), str | FromMapping[Preprocess]),
-        ]
+        Annotated[FromMapping[Preprocess], _short("preprocess", str | FromMapping[Preprocess], str)]
         | None
     ) = None
     """A Python function that prepares batches on CPUs, in parallel with inference."""
-    write: Annotated[
-        FromMapping[Write], Converter(expand_shorthand("path", str), str | FromMapping[Write])
-    ]
+    write: Annotated[FromMapping[Write], _short("write", str | FromMapping[Write], str)]
     """Output: a path or a mapping."""
     limits: FromMapping[Limits] = field(default_factory=Limits)
     """Limits at which the job fails."""

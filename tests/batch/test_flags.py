@@ -118,6 +118,31 @@ def test_every_flag_sets_its_key(folder: Path) -> None:
     }
 
 
+def test_any_key_can_be_set(folder: Path) -> None:
+    """Also one of a section in its short form, and without a flag of its own."""
+    settings = ("limits.errors=3", 'sampling.stop=["a"]', "engine.order=given", "write.seconds=5")
+    job = _job(folder, dp=2, set=(*settings, "data_parallel.timeout=9", "read.id=id"))
+
+    assert (job.limits.errors, job.sampling.stop, job.engine.order) == (3, ("a",), "given")
+    assert job.data_parallel is not None
+    assert (job.data_parallel.size, job.data_parallel.timeout) == (2, 9)
+    assert (job.write.seconds, job.read.id) == (5, "id")
+
+
+def test_tuning_can_be_set_beside_a_file(folder: Path) -> None:
+    """Other keys belong to the file."""
+    job = _over(folder, "data_parallel: 4", set=("data_parallel.timeout=9", "limits.errors=1"))
+    with pytest.raises(JobError) as caught:
+        _over(folder, set=("sampling.seed=1", "engine.args.seed=2", "model=n"))
+
+    assert job.data_parallel is not None
+    assert (job.data_parallel.size, job.data_parallel.timeout, job.limits.errors) == (4, 9, 1)
+    text = "cannot be combined with a job file; change it in job.yaml, or leave the file out"
+    assert list(caught.value.mistakes) == [
+        f"--set {key}: {text}" for key in ("sampling.seed", "model")
+    ]
+
+
 def test_ranks_by_flag(folder: Path) -> None:
     """The mode follows."""
     job = _job(folder, dp=2)
@@ -254,6 +279,17 @@ def test_missing_flags_are_named(folder: Path) -> None:
                 " else in the input"
             ),
         ),
+        ({"set": ("limits.errors",)}, '--set: should be KEY=VALUE, not "limits.errors"'),
+        (
+            {"set": ("limits.errors=1", "limits.errors=2")},
+            '--set: should name "limits.errors" once',
+        ),
+        ({"set": ("limits.errors=-1",)}, "--set limits.errors: should be at least 0, not -1"),
+        (
+            {"set": ("limits.eror=1",)},
+            "--set limits.eror: unknown key `eror`; did you mean `errors`?",
+        ),
+        ({"set": ("model=n",)}, '--set: should name "model" once'),
         ({"engine_arg": ("x",)}, '--engine-arg: should be NAME=VALUE, not "x"'),
         ({"engine_arg": ("x=1", "x=2")}, '--engine-arg: should name "x" once'),
         (
