@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..job import PlacedJob
 from .job_file import Refused
 
 LARGEST = 64 * 2**20  # most characters of a rendered template
-PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # string methods with a width
 VALUE_LABELS = {
     type(None): "null",
     bool: "true or false",
@@ -39,6 +38,9 @@ class Prompter:
     """
 
     def __init__(self, job: PlacedJob) -> None:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         prompt = job.prompt
         if prompt is None:
             raise Refused(
@@ -48,7 +50,7 @@ class Prompter:
         self.column = prompt.column
         self.chat_args = dict(prompt.chat_args)
         self.messages_column, self.tools_column = prompt.messages, prompt.tools
-        environment = sandbox()
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
         self.template = (
             None
             if prompt.template is None
@@ -254,74 +256,3 @@ def undefined_reason(error: str) -> str:
 
 def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:300]
-
-
-def sandbox() -> Any:
-    """Return an environment whose templates cannot run code, load files or create huge texts."""
-    import jinja2
-    import jinja2.sandbox
-
-    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("*", "**", "%"))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "%":
-                check_format(left)
-            if operator == "**" and (abs(right) > 1000 or abs(left) > 10**6):
-                raise OverflowError("the power is too large")
-            if operator == "*":
-                for value, count in ((left, right), (right, left)):
-                    if (
-                        isinstance(value, (str, bytes, list, tuple))
-                        and isinstance(count, int)
-                        and len(value) * count > LARGEST
-                    ):
-                        raise OverflowError("the text is too large")
-            return super().call_binop(context, operator, left, right)
-
-        def call(self, context: Any, called: Any, /, *args: Any, **named: Any) -> Any:
-            if getattr(called, "__name__", "") in PADDING and isinstance(
-                getattr(called, "__self__", None), (str, bytes)
-            ):
-                check_widths(*args, *named.values())
-            return super().call(context, called, *args, **named)
-
-    environment = Environment(undefined=jinja2.StrictUndefined, autoescape=False, loader=None)
-    filters = environment.filters
-    for name in ("center", "indent"):
-        filters[name] = limit_width(filters[name])
-    filters["format"] = limit_format(filters["format"])
-    return environment
-
-
-def check_format(text: Any) -> None:
-    """Reject a format of huge width: five digits, or taken from a value."""
-    if isinstance(text, str) and re.search(r"%[^a-zA-Z%]*(\d{5}|\*)", text):
-        raise OverflowError("a width in the format is too large")
-
-
-def limit_format(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter to reject formats of huge width."""
-
-    def checked(text: Any, *args: Any, **named: Any) -> Any:
-        check_format(text)
-        return form(text, *args, **named)
-
-    return checked
-
-
-def limit_width(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter to reject huge widths."""
-
-    def checked(value: Any, *args: Any, **named: Any) -> Any:
-        check_widths(*args, *named.values())
-        return change(value, *args, **named)
-
-    return checked
-
-
-def check_widths(*widths: Any) -> None:
-    """Reject widths of five digits and more."""
-    for width in widths:
-        if isinstance(width, int) and width > 10_000:
-            raise OverflowError(f"a width of {width} is too large")
