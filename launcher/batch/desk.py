@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from .folder import FOLDERS, is_marked, is_output, is_own, ledger_number
+
 # seconds to wait for a job's lock: a check for a living driver holds it for an instant
 LOCK_TIMEOUT = 1.0
 POLL_INTERVAL = 0.25  # seconds between reads of a driver's files
@@ -29,13 +31,6 @@ RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
 FINAL_STATES = ("done", "failed", "refused", "stopped")  # last states of a driver
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
-OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
-LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
-OUR_FILES = re.compile(
-    r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|run|schema)\.json)"
-    r"|\.(part-\d{6,12}|job|run|schema)\.[a-z]+\.new",
-    re.ASCII,
-)
 
 
 class StoreError(Exception):
@@ -84,8 +79,8 @@ def has_rows(work: str, job: dict[str, Any]) -> bool:
     if not out.startswith("/"):
         # written after the input was counted
         return os.path.exists(os.path.join(work, "manifest.json"))
-    return is_marked(out, job) and any(
-        LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger"))
+    return has_mark(out, job) and any(
+        ledger_number(name) is not None for name in os.listdir(os.path.join(out, "ledger"))
     )
 
 
@@ -95,14 +90,10 @@ def output_of(job: dict[str, Any]) -> str:
     return str(write.get("path") or "") if isinstance(write, dict) else ""
 
 
-def is_marked(out: str, job: dict[str, Any]) -> bool:
+def has_mark(out: str, job: dict[str, Any]) -> bool:
     """Return True if an output folder belongs to this job."""
     mark = read_json(os.path.join(out, "ledger"), "job.json")
-    return (
-        bool(mark)
-        and mark.get("job") == job.get("job")
-        and mark.get("cluster") == job.get("cluster")
-    )
+    return is_marked(mark, str(job.get("job")), str(job.get("cluster")))
 
 
 def job_status(work: str) -> dict[str, object]:
@@ -182,7 +173,7 @@ def write_outputs(args: argparse.Namespace) -> dict[str, object]:
     listed = {}
     for entry in ledger_entries(os.path.join(out, "ledger")):
         path = str(entry.get("part") or "")
-        if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == entry.get("bytes"):
+        if is_output(path) and size_of(os.path.join(out, path)) == entry.get("bytes"):
             listed[path] = {
                 "path": path,
                 "bytes": entry["bytes"],
@@ -207,7 +198,7 @@ def ledger_entries(ledger: str) -> Iterator[dict[str, Any]]:
     """Yield the readable entries of a ledger, some of them twice after a crash."""
     for name in os.listdir(ledger) if os.path.isdir(ledger) else []:
         path = os.path.join(ledger, name)
-        if not LEDGER.fullmatch(name) or size_of(path) is None:
+        if ledger_number(name) is None or size_of(path) is None:
             continue
         unreadable = contextlib.suppress(OSError, ValueError, RecursionError)
         with unreadable, open_file(path, os.O_RDONLY) as file:
@@ -250,19 +241,19 @@ def remove_job(args: argparse.Namespace) -> dict[str, object]:
 
 def remove_output(out: str, job: dict[str, object]) -> list[str]:
     """Remove a job's files from a folder with its mark; the mark goes last, other files stay."""
-    if not is_marked(out, job):
+    if not has_mark(out, job):
         return []
-    for folder in ("rows", "errors", "ledger"):
+    for folder in FOLDERS:
         path = os.path.join(out, folder)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for name in sorted(os.listdir(path), key=lambda name: name == "job.json"):
-            if OUR_FILES.fullmatch(name):
+            if is_own(name):
                 os.unlink(os.path.join(path, name))
     for name in ("summary.json", ".summary.json.new"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(out, name))
-    for path in (*(os.path.join(out, folder) for folder in ("rows", "errors", "ledger")), out):
+    for path in (*(os.path.join(out, folder) for folder in FOLDERS), out):
         with contextlib.suppress(OSError):  # it contains other files
             os.rmdir(path)
     return [out]
@@ -384,7 +375,3 @@ def main() -> int:
         answer = {"error": str(error) or type(error).__name__}
     print(json.dumps(answer), flush=True)
     return 1 if "error" in answer else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from launcher.batch.driver.progress import Progress, parse_progress, to_line
+from launcher.batch.folder import is_output
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import serving_judges
 
 _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
-# Files of a job's output: no other file is fetched, and no other local file is replaced or removed.
-OUTPUT = re.compile(
-    r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
-)
 _MAX_BYTES = 2**53  # bytes; larger than any disk
 # A driver's files may be of another version: invalid values become defaults.
 _Sentence = Annotated[str, decode.Validator(to_line), decode.Default("")]
@@ -128,7 +125,7 @@ def parse_outputs(node: str, text: str) -> tuple[OutputFile, ...]:
     """
     files = decode.parse_json(_OutputList, text, f"{node}: the list of output files").files
     paths = [file.path for file in files]
-    if unknown := [path for path in paths if not OUTPUT.fullmatch(path)]:
+    if unknown := [path for path in paths if not is_output(path)]:
         raise UnreadableAnswer(
             f"{node}: lists an output file that no vlaunch job writes; nothing was fetched",
             evidence=repr(unknown[0])[:200],

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.batch import job_store
+from launcher.batch.folder import KINDS, is_marked, is_output
 from launcher.batch.job_store import OutputFile
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.core.sizes import format_decimal_size
 
 _MARK = ".vlaunch-batch.json"
 _SPARE = 2**30  # bytes kept free on this machine
-_PARTS = ("rows", "errors")
 _OTHER_FOLDER_HINT = "name another folder (`write:`, or `--output`), or move it away"
 
 
@@ -44,7 +43,7 @@ class OutputFolder:
 
     def parts(self) -> list[str]:
         """Return the existing output files, relative to the folder."""
-        return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
+        return sorted(name for name in self._names() if is_output(name))
 
     def has(self, file: OutputFile) -> bool:
         """Return True if the local file equals the head's."""
@@ -121,7 +120,7 @@ class OutputFolder:
             ) from None
 
     def _names(self) -> Iterator[str]:
-        for name in _PARTS:
+        for name in KINDS:
             if (self.path / name).is_dir():
                 yield from (f"{name}/{path.name}" for path in (self.path / name).iterdir())
 
@@ -136,13 +135,13 @@ class OutputFolder:
 
     def _check_folders(self) -> None:
         """Raise RequestError if an expected folder is another kind of file."""
-        for path in (self.path, *(self.path / name for name in _PARTS)):
+        for path in (self.path, *(self.path / name for name in KINDS)):
             if path.exists() and not path.is_dir():
                 raise RequestError(
                     f"the output should be a folder, but {path} is not", hint=_OTHER_FOLDER_HINT
                 )
         # A link leads outside the named folder: another person's job may have shipped it.
-        if links := [name for name in _PARTS if (self.path / name).is_symlink()]:
+        if links := [name for name in KINDS if (self.path / name).is_symlink()]:
             raise RequestError(
                 f"{self.shown} contains symbolic links, and vlaunch does not write through them",
                 evidence=links,
@@ -154,9 +153,7 @@ class OutputFolder:
         names = (
             (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
         )
-        foreign = sorted(
-            name for name, final_name in names if not job_store.OUTPUT.fullmatch(final_name)
-        )
+        foreign = sorted(name for name, final_name in names if not is_output(final_name))
         if not marked and os.path.lexists(self.path / "summary.json"):
             foreign.append("summary.json")
         if foreign:
@@ -168,7 +165,7 @@ class OutputFolder:
 
     def _check_owner(self, mark: Mapping[str, str], parts: list[str]) -> None:
         """Raise RequestError for output of another job."""
-        if (mark.get("job"), mark.get("cluster")) == (self.job, self.cluster):
+        if is_marked(mark, self.job, self.cluster):
             return
         owner = (
             f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"

@@ -40,12 +40,13 @@ def agent_files() -> Files:
 def batch_files() -> Files:
     """Return the package `vlaunch_batch` (driver of batch jobs), and `desk.py` to start it."""
     main = b"from .batch.driver.__main__ import run\n\nrun()\n"
+    desk = b"import sys\n\nfrom vlaunch_batch.batch.desk import main\n\nsys.exit(main())\n"
     return {
         **_package_files(
             "vlaunch_batch",
             _LAUNCHER,
-            *("batch/job.py", "batch/job_values.py", "core/values.py", "core/sizes.py"),
-            "batch/driver/**/*.py",
+            *("batch/desk.py", "batch/folder.py", "batch/job.py", "batch/job_values.py"),
+            *("batch/driver/**/*.py", "core/values.py", "core/sizes.py"),
             *("agent/cause.py", "agent/upstream.py", "core/interrupts.py"),
             *("failures/frames.py", "failures/match.py", "failures/table.py"),
             "inventory/engine_args.py",
@@ -53,7 +54,7 @@ def batch_files() -> Files:
         "vlaunch_batch/failures/data.py": data.pack_entries(),
         **_upstream_files("vlaunch_batch"),
         "vlaunch_batch/__main__.py": main,
-        "__main__.py": (_LAUNCHER / "batch" / "desk.py").read_bytes(),
+        "__main__.py": desk,
     }
 
 

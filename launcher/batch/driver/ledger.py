@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..folder import FOLDERS, KINDS, PART, is_own, ledger_number, part_name
 from ..job import PlacedJob
 from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
 from .claim import Claim, check_claim, claim_run
@@ -30,8 +30,6 @@ from .job_file import Refused, identity_changes
 from .manifest import Manifest
 from .storage import Location, brief_error, mask_secrets, open_location, outage_hint
 
-KINDS = ("rows", "errors")
-PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
 PARALLEL_REQUESTS = 32  # each ledger file is a request to an object store
 # files or bytes of the ledger that are merged: an object store serves few requests a second
 MERGED_FILES = 1_000
@@ -111,7 +109,7 @@ class Ledger:
         with self.lock:
             number, self.next_number = self.next_number, self.next_number + 1
             self.started.add(number)
-        name = f"part-{number:06d}"
+        name = part_name(number)
         entry = {
             "part": f"{kind}/{name}.{ending}",
             "kind": kind,
@@ -144,7 +142,7 @@ class Ledger:
         if len(merged) < MERGED_FILES and size < MERGED_BYTES:
             return
         lines = b"".join(map(self.unmerged.pop, merged))
-        *replaced, last = (f"part-{number:06d}.json" for number in merged)
+        *replaced, last = (f"{part_name(number)}.json" for number in merged)
         folder = self.out.child("ledger")
         folder.child(last).write_atomic(lines)
         delete_replaced(folder, replaced)
@@ -221,9 +219,9 @@ class Ledger:
 def ledger_files(output_dir: Location) -> dict[int, str]:
     """Return the names of the ledger's files by number."""
     return {
-        int(match[1]): name
+        number: name
         for name in output_dir.child("ledger").names()
-        if (match := PART.fullmatch(name)) and match[2] == "json"
+        if (number := ledger_number(name)) is not None
     }
 
 
@@ -393,17 +391,16 @@ def refuse_foreign_files(output_dir: Location) -> None:
 
 def foreign_files(output_dir: Location) -> list[str]:
     """Return the files in a folder without a mark; empty folders, left by a crash, do not count."""
-    own_folders = (*KINDS, "ledger")
     inside = [
         f"{folder}/{name}"
-        for folder in own_folders
+        for folder in FOLDERS
         for name in output_dir.child(folder).names()
         if not name.startswith(".") and (folder, name) != ("ledger", "run.json")
     ]
     return [
         name
         for name in output_dir.names()
-        if not name.startswith(".") and name not in (*own_folders, "lost+found")
+        if not name.startswith(".") and name not in (*FOLDERS, "lost+found")
     ] + inside
 
 
@@ -455,13 +452,9 @@ def erase_output(job: PlacedJob) -> None:
         return
     read_mark(job, output_dir)
     claim_run(job, output_dir, max(ledger_files(output_dir), default=0), discard=True)
-    for kind in (*KINDS, "ledger"):
-        for name in output_dir.child(kind).names():
-            if (
-                PART.fullmatch(name)
-                or name.startswith((".part-", ".schema.", ".job.", ".run."))
-                or name == "schema.json"
-            ):
-                output_dir.child(kind).child(name).delete()
+    for folder in FOLDERS:
+        for name in output_dir.child(folder).names():
+            if is_own(name) and name not in ("job.json", "run.json"):
+                output_dir.child(folder).child(name).delete()
     output_dir.child("summary.json").delete()
     mark.delete()
