@@ -1,4 +1,4 @@
-"""Audit trail of a node: lines without secrets, appended before each change, and their parser."""
+"""Audit trail of a node: lines without secrets, appended before each change."""
 
 import getpass
 import hashlib
@@ -10,15 +10,14 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from launcher import __version__
-from launcher.core import decode, secret_patterns, shell
-from launcher.core.domain import Answer, Argv, Inventory, Node, natural_key
-from launcher.core.errors import UnreadableAnswer
+from launcher.core import secret_patterns, shell, untrusted
+from launcher.core.domain import Answer, Argv, Inventory, Node, fold, natural_key
 from launcher.core.redaction import redact
 from launcher.core.transport import Command, Transport
 
@@ -28,9 +27,8 @@ FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
 # another one's.
 LONGEST = 4000
 _COMMAND = 1000
-
-_Change = Annotated[str, decode.truncate(2000), decode.DROP_INVALID]
-_Text = Annotated[str, decode.truncate(2000), decode.Default("")]
+# What `vlaunch audit` shows of a line; an object without it is none.
+_SHOWN = frozenset({"at", "who", "host", "command", "changes"})
 
 # Options with secret values (`--tokenizer`, `--max-num-batched-tokens` are none), and
 # passwords within addresses.
@@ -43,51 +41,11 @@ _ADDRESS = re.compile(r"(\w://)[^/@\s]+@")
 _LENIENT = ("down", "stop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditLine:
-    """One line: user, host, command and changes.
-
-    `at` is the launcher's clock; `id` is the same for all lines of one command.
-    """
-
-    at: Annotated[str, decode.truncate(40)]
-    who: Annotated[str, decode.truncate(200)]
-    host: Annotated[str, decode.truncate(200)]
-    verb: Annotated[str, decode.truncate(40)]
-    command: _Text
-    node: _Text
-    changes: Annotated[tuple[_Change, ...], decode.Default(())] = ()
-    id: _Text = ""
-    inventory: _Text = ""
-    vlaunch: _Text = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """Entry of one command on some nodes: `entry` with the nodes that have the same line."""
-
-    entry: AuditLine
-    nodes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        payload = asdict(self.entry)
-        del payload["node"]
-        return {**payload, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
-
-
-def append_argv(state_dir: str, cluster: str, entry: AuditLine, *, strict: bool = True) -> Argv:
+def append_argv(state_dir: str, cluster: str, line: str, *, strict: bool = True) -> Argv:
     """Return a prefix that appends a line; if that fails, the command runs unless `strict`."""
-    return (
-        "sh",
-        "-c",
-        shell.program_text("audit_append"),
-        "audit",
-        state_dir,
-        cluster,
-        format_line(entry),
-        "strict" if strict else "lenient",
-    )
+    program = shell.program_text("audit_append")
+    mode = "strict" if strict else "lenient"
+    return ("sh", "-c", program, "audit", state_dir, cluster, line, mode)
 
 
 def read_argv(state_dir: str, cluster: str, last: int = 0) -> Argv:
@@ -96,65 +54,60 @@ def read_argv(state_dir: str, cluster: str, last: int = 0) -> Argv:
     return ("sh", "-c", shell.program_text("audit_read"), "audit", state_dir, cluster, count)
 
 
-def query_audit(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
-    """Query each node for its last lines."""
-    return [
-        Command(node=node.name, argv=read_argv(node.state_dir or "", cluster, last), timeout=30)
-        for node in nodes
-    ]
-
-
-def format_line(entry: AuditLine) -> str:
+def format_line(entry: Mapping[str, Any]) -> str:
     """Return an entry as a line of JSON for one write; changes beyond that are counted."""
-    changes = count_titles(entry.changes)
-    short = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
-    while len(text := json.dumps(asdict(short))) > LONGEST and changes:
+    titles = entry["changes"]
+    times = {title: titles.count(title) for title in dict.fromkeys(titles)}
+    changes = [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
+    short = {**entry, "changes": changes, "command": entry["command"][:_COMMAND]}
+    while len(text := json.dumps(short)) > LONGEST and changes:
         changes.pop()
-        short = replace(short, changes=(*changes, f"… {len(entry.changes)} in all"))
+        short["changes"] = [*changes, f"… {len(titles)} in all"]
     return (
-        text
-        if len(text) <= LONGEST
-        else json.dumps(asdict(replace(short, command=short.command[:100])))
+        text if len(text) <= LONGEST else json.dumps({**short, "command": short["command"][:100]})
     )
 
 
-def count_titles(changes: Sequence[str]) -> list[str]:
-    """Return each title once, with its count."""
-    times = {title: changes.count(title) for title in dict.fromkeys(changes)}
-    return [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
-
-
-def parse_lines(answer: Answer) -> tuple[list[AuditLine], int]:
-    """Parse a node's lines; return the entries, and the number of invalid lines.
-
-    Raises:
-        UnreadableAnswer: the node gave none.
-    """
-    if not answer.ok:
-        raise UnreadableAnswer(f"{answer.node}: cannot read its audit trail", evidence=answer.tail)
+def parse_lines(node: str, text: str) -> tuple[list[dict[str, Any]], int]:
+    """Parse a node's lines; return the entries, and the number of invalid lines."""
     entries, unreadable = [], 0
-    for text in answer.out.splitlines():
-        entry = _parse_line(text, answer.node)
-        if entry is not None:
-            entries.append(entry)
-        elif text.strip():
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            entry = untrusted.loads(line)
+        except ValueError:
+            entry = None
+        if isinstance(entry, dict) and entry.keys() >= _SHOWN:
+            entries.append({"node": node, **entry})
+        else:
             unreadable += 1
     return entries, unreadable
 
 
-def merge_lines(entries: Iterable[AuditLine]) -> list[AuditEntry]:
-    """Sort the entries of all nodes by time, and merge equal ones.
+def merge_lines(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sort the entries of all nodes by time, and merge those that differ only in `node`: the result
+    has `nodes`.
 
     Nodes that share a home share a file, so each of them returns all of it.
     """
-    same: dict[AuditLine, list[str]] = {}
-    for entry in dict.fromkeys(entries):
-        same.setdefault(replace(entry, node=""), []).append(entry.node)
+    nodes: dict[str, set[str]] = {}
+    for entry in entries:
+        rest = {key: value for key, value in entry.items() if key != "node"}
+        nodes.setdefault(json.dumps(rest), set()).add(str(entry["node"]))
     merged = [
-        AuditEntry(entry=entry, nodes=tuple(sorted(nodes, key=natural_key)))
-        for entry, nodes in same.items()
+        {**json.loads(text), "nodes": sorted(names, key=natural_key)}
+        for text, names in nodes.items()
     ]
-    return sorted(merged, key=lambda item: item.entry.at)
+    return sorted(merged, key=lambda entry: str(entry["at"]))
+
+
+def describe_entry(entry: Mapping[str, Any]) -> str:
+    """Return a merged entry as one line for people."""
+    changes = entry["changes"] if isinstance(entry["changes"], list) else [entry["changes"]]
+    line = (
+        f"{entry['at']}  {entry['who']}@{entry['host']}  {fold(entry['nodes'])}"
+        f"  {entry['command']}: {'; '.join(map(str, changes))}"
+    )
+    return untrusted.sanitize(line.replace("\n", " "))
 
 
 def redact_command(argv: Sequence[str]) -> str:
@@ -211,39 +164,26 @@ class Recorder:
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
         """Return, for each node, the prefix that appends its line."""
         return {
-            name: self.append_argv(self._inventory.node(name), titles, verb)
+            name: self._append_argv(self._inventory.node(name), titles, verb)
             for name, titles in changes.items()
         }
 
-    def append_argv(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
-        """Return the prefix that appends one node's line, and then runs the command."""
-        operator = self._by
-        entry = AuditLine(
-            at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            who=operator.user,
-            host=operator.host,
-            verb=operator.verb or verb,
-            command=operator.command,
-            node=node.name,
-            changes=tuple(redact(title) for title in titles),
-            id=operator.id,
-            inventory=_digest(self._inventory),
-            vlaunch=__version__,
-        )
-        return append_argv(
-            node.state_dir or "",
-            self._inventory.cluster,
-            entry,
-            strict=operator.verb not in _LENIENT,
-        )
-
-
-def _parse_line(text: str, node: str) -> AuditLine | None:
-    try:
-        entry = decode.parse_json(AuditLine, text, "the line")
-    except UnreadableAnswer:
-        return None
-    return replace(entry, node=entry.node or node)
+    def _append_argv(self, node: Node, titles: Sequence[str], verb: str) -> Argv:
+        operator, cluster = self._by, self._inventory.cluster
+        entry = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "who": operator.user,
+            "host": operator.host,
+            "verb": operator.verb or verb,
+            "command": operator.command,
+            "node": node.name,
+            "changes": [redact(title) for title in titles],
+            "id": operator.id,
+            "inventory": _digest(self._inventory),
+            "vlaunch": __version__,
+        }
+        strict = operator.verb not in _LENIENT
+        return append_argv(node.state_dir or "", cluster, format_line(entry), strict=strict)
 
 
 def _current_user() -> str:

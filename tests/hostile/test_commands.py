@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 
 from launcher.app import audit
-from launcher.app.audit import AuditLine
 from launcher.batch import gather
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
@@ -86,15 +85,15 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         supervision.make_spec("embed", node="gpu02", backend="mp"),
         faults=[dataclasses.asdict(supervision.make_fault())],
     )
-    entry = AuditLine(
-        at="2026-11-20T10:00:00Z",
-        who="ops",
-        host="here",
-        verb="up",
-        command="up",
-        node="gpu01",
-        changes=("a", "b"),
-    )
+    entry = {
+        "at": "2026-11-20T10:00:00Z",
+        "who": "ops",
+        "host": "here",
+        "verb": "up",
+        "command": "up",
+        "node": "gpu01",
+        "changes": ["a", "b"],
+    }
     log = NodeAnswers(
         parts={
             "state": state("vlaunch-c-gpu01"),
