@@ -10,7 +10,7 @@ import click
 
 from launcher.app import options
 from launcher.app.hooks import Hooks, find_hooks
-from launcher.app.locked import locked
+from launcher.app.lock import locked
 from launcher.app.progress import Printer, make_printer
 from launcher.app.refusal import record_refusal
 from launcher.app.session import Session, load_inventory, open_session
@@ -98,7 +98,7 @@ class CommandContext:
     def locked(
         self, session: Session, *, skip: bool = False, required: bool = True
     ) -> AbstractContextManager[Session]:
-        """Hold the cluster's lock (see `launcher.app.locked`); a dry run takes none."""
+        """Hold the cluster's lock (see `launcher.app.lock`); a dry run takes none."""
         wait = max(self.lock_wait, session.inventory.lock_wait)
         return locked(session, wait=wait, skip=self.dry_run or skip, required=required)
 

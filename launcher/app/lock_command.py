@@ -1,7 +1,6 @@
 """`vlaunch lock`: the lock's owner, and the removal of a stale lock."""
 
 from dataclasses import asdict
-from functools import partial
 
 import click
 
@@ -79,17 +78,11 @@ def _confirm_break(call: CommandContext, session: Session, owner: Owner) -> None
 
 def _break(session: Session, owner: Owner) -> bool:
     """End the lock's process; return whether that was needed. An audit line records it."""
-    head, cluster, operator = session.inventory.head, session.inventory.cluster, session.operator
+    head = session.inventory.head
     record = session.transport.record(
         "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
     )
-    command = Command(
-        node=head.name,
-        argv=cluster_lock.break_argv(head.state_dir or "", cluster, owner),
-        timeout=40,
-        stdin=partial(cluster_lock.encode_owner, operator.user, operator.host, operator.command),
-        preamble=record[head.name],
-    )
+    command = cluster_lock.break_command(session, owner, record[head.name])
     (answer,) = session.transport.run([command])
     result = answer.out.strip()
     if answer.ok and result in ("freed", "free"):
