@@ -19,46 +19,8 @@ from launcher.tools.py_spy import BUILDS, FILE
 from launcher.tools.site import Site
 
 _ENTRY = Path(__file__).parents[1] / "agent" / "entry.sh"
-# The directory is made private first; tar and mv replace files atomically, so that containers never
-# read incomplete files. Temporary names include the node's, since nodes may share a home. The SSH
-# user creates `server` and the compile cache, to be able to remove them: Docker would create them
-# as root. Processes in the container run as root, or as the SSH user with rootless Docker.
-# Folders that other users could change are refused before anything is written: those of another
-# owner, world-writable ones, and links. The parent folder may be a link of the SSH user, or sticky
-# like /tmp. A network file system may map the SSH user to another one, such as root to nobody: the
-# owner of a new file tells which.
-_OWNED = (
-    'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$;'
-    ' me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new");'
-    ' own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )";'
-    ' bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")"'
-    ' ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "("'
-    ' $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad:'
-    " another user could change what is kept there: correct it, or set another state_dir or"
-    ' cache_dir" >&2; exit 1; };'
-)
-# Engine logs contain prompts. A set-group-ID folder has been shared with a group (`hand_over`).
-_PRIVATE = '{ [ -g "$d/server" ] || chmod 700 "$d/server" || :; }'
-_UNPACK = (
-    f'{_OWNED} mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE} &&'
-    ' tar -xf - -C "$d/payload"'
-)
-_FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE}'
-# Another user may have created a directory of that name in /dev/shm.
-_OWN = (
-    'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
-    ' [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && '
-)
 # Keeps directories that are not empty.
 _FORGET = 'rm -rf "$1/secrets" "$1/front" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
-_STORE = (
-    'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
-    ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
-)
-# The same, but keeps the old content after the new.
-_EXTEND = _STORE.replace(
-    "cat >", '{ cat && if [ -f "$1/secrets/$2" ]; then cat "$1/secrets/$2"; fi; } >'
-)
 # Running containers see the new file at once, because the folder is mounted.
 _PROGRAM = (
     'umask 022 && new=$1.$(uname -n).$$ && cat > "$new" && chmod 755 "$new" && mv "$new" "$1"'
@@ -115,9 +77,10 @@ def file_steps(
     """Return the steps that update a node's files; with `fresh`, before its container starts, also
     its secrets.
     """
-    directory, facts = site.state_dir(node), site.facts_of(node)
+    facts = site.facts_of(node)
     compiled = containers.compile_cache_dir(site, node, site.inventory.image)
     caches = (compiled.rpartition("/")[0], compiled) if fresh else ()
+    folders = (site.state_dir(node), *caches)
     digests = facts.files if facts else {}
     steps = []
     if any(digests.get(path) != digest for path, digest in payload_digests().items()):
@@ -126,7 +89,7 @@ def file_steps(
                 title="writing the node programs that containers mount",
                 command=Command(
                     node=node.name,
-                    argv=("sh", "-c", _UNPACK, "unpack", directory, *caches),
+                    argv=("sh", "-c", shell.program_text("node_programs"), "unpack", *folders),
                     timeout=30,
                     stdin=payload_tar,
                     shown_stdin="vlaunch payload",
@@ -134,7 +97,7 @@ def file_steps(
             )
         )
     elif fresh:
-        argv = ("sh", "-c", _FOLDERS, "folders", directory, *caches)
+        argv = ("sh", "-c", shell.program_text("node_folders"), "folders", *folders)
         steps.append(
             Step(
                 title="creating the folders that containers write to",
@@ -277,15 +240,18 @@ def _remove_unused_secrets(
 def _write_steps(
     site: Site, node: Node, secrets: Mapping[str, Secret], verb: str = "store"
 ) -> list[Step]:
-    script = _EXTEND if verb == "extend" else _STORE
-    script = _OWN + script if site.inventory.secrets_in == "memory" else script
-    base = containers.secrets_base(site, node)
+    program = (
+        shell.program_text("secret_extend")
+        if verb == "extend"
+        else shell.program_text("secret_store")
+    )
+    base, place = containers.secrets_base(site, node), site.inventory.secrets_in
     return [
         Step(
             title=f"writing secret {name}",
             command=Command(
                 node=node.name,
-                argv=("sh", "-c", script, verb, base, name),
+                argv=("sh", "-c", program, verb, base, name, place),
                 timeout=30,
                 stdin=partial(_secret_bytes, value),
                 shown_stdin=_node_secret_command(site.inventory, node, name),

@@ -14,7 +14,7 @@ from launcher.cluster import secret_files
 from launcher.core import shell
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import host, host_output, node_files
+from launcher.tools import host, host_output
 
 pytestmark = pytest.mark.processes
 
@@ -218,10 +218,10 @@ def test_other_output_is_unreadable(text: str) -> None:
 
 def test_a_folder_of_another_user_in_memory_is_rejected(tmp_path: Path) -> None:
     """Another user could have put a token into it."""
-    script = node_files._OWN + node_files._STORE
+    program = shell.program_text("secret_store")
     good = tmp_path / "vlaunch-me" / "c"
     ran = subprocess.run(
-        ["sh", "-c", script, "store", good, "A"],
+        ["sh", "-c", program, "store", good, "A", "memory"],
         input="v",
         capture_output=True,
         text=True,
@@ -234,7 +234,7 @@ def test_a_folder_of_another_user_in_memory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "vlaunch-other").symlink_to(tmp_path / "vlaunch-me")
     bad = tmp_path / "vlaunch-other" / "c"
     ran = subprocess.run(
-        ["sh", "-c", script, "store", bad, "B"],
+        ["sh", "-c", program, "store", bad, "B", "memory"],
         input="v",
         capture_output=True,
         text=True,

@@ -309,7 +309,7 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
     lines = script.splitlines()
     start, end = lines.index("on() {"), lines.index("}")
     recorder = (
-        'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\n\\0\' >>"$SENT"; }'
+        'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\36\\0\' >>"$SENT"; }'
     )
     text = (
         "\n".join([*lines[:start], recorder, *lines[end + 1 :]])
@@ -326,7 +326,9 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
         capture_output=True,
     )
     return [
-        tuple(call.split("\0")[:-1]) for call in (folder / "sent").read_text().split("\n\0") if call
+        tuple(call.split("\0")[:-1])
+        for call in (folder / "sent").read_text().split("\36\0")
+        if call
     ]
 
 

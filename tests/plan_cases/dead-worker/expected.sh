@@ -36,8 +36,37 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate image: vllm-cpu:0.32.0 is the same on every node
 
 # == Write node programs and secrets
-on node2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; }' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf
-printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab RAY_AUTH_TOKEN
+on node2 sh -c 'd=$1; shift
+in=${d%/*}
+umask 022
+mkdir -p "$in" || exit
+new=$in/.owner.$(uname -n).$$
+me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new")
+own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"
+bad=$(
+  find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" \
+    -exec ls -ld {} +
+  find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 \
+    ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null
+)
+[ -z "$bad" ] || {
+  echo "$bad: another user could change what is kept there: correct it, or set another state_dir" \
+    "or cache_dir" >&2
+  exit 1
+}
+mkdir -p "$d/server" "$@" && chmod 711 "$d" || exit
+[ -g "$d/server" ] || chmod 700 "$d/server" || :
+' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf
+printf %s "${RAY_AUTH_TOKEN:?}" | on node2 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/lab RAY_AUTH_TOKEN disk
 
 # == Start the Ray workers
 on node2 docker rm --force --volumes vlaunch-lab-node2

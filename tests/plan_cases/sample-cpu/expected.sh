@@ -55,21 +55,119 @@ all
 # gate ray-version: all nodes' images run the same Ray and Python
 
 # == Write node programs and secrets
-vlaunch payload | on cpu1 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
-vlaunch payload | on cpu2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
+vlaunch payload | on cpu1 sh -c 'd=$1; shift
+in=${d%/*}
+umask 022
+mkdir -p "$in" || exit
+new=$in/.owner.$(uname -n).$$
+me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new")
+own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"
+bad=$(
+  find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" \
+    -exec ls -ld {} +
+  find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 \
+    ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null
+)
+[ -z "$bad" ] || {
+  echo "$bad: another user could change what is kept there: correct it, or set another state_dir" \
+    "or cache_dir" >&2
+  exit 1
+}
+mkdir -p "$d/server" "$@" && chmod 711 "$d" || exit
+[ -g "$d/server" ] || chmod 700 "$d/server" || :
+
+mkdir -p "$d/payload" && tar -xf - -C "$d/payload"
+' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
+vlaunch payload | on cpu2 sh -c 'd=$1; shift
+in=${d%/*}
+umask 022
+mkdir -p "$in" || exit
+new=$in/.owner.$(uname -n).$$
+me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new")
+own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"
+bad=$(
+  find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" \
+    -exec ls -ld {} +
+  find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 \
+    ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null
+)
+[ -z "$bad" ] || {
+  echo "$bad: another user could change what is kept there: correct it, or set another state_dir" \
+    "or cache_dir" >&2
+  exit 1
+}
+mkdir -p "$d/server" "$@" && chmod 711 "$d" || exit
+[ -g "$d/server" ] || chmod 700 "$d/server" || :
+
+mkdir -p "$d/payload" && tar -xf - -C "$d/payload"
+' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
 all
-printf %s "${RAY_AUTH_TOKEN:?}" | on cpu1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu RAY_AUTH_TOKEN &
-printf %s "${RAY_AUTH_TOKEN:?}" | on cpu2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu RAY_AUTH_TOKEN &
+printf %s "${RAY_AUTH_TOKEN:?}" | on cpu1 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu RAY_AUTH_TOKEN disk &
+printf %s "${RAY_AUTH_TOKEN:?}" | on cpu2 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu RAY_AUTH_TOKEN disk &
 all
 
 # == Write certificates
-cat "$certificates"/cpu1.pem | on cpu1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CERTIFICATE &
-cat "$certificates"/cpu2.pem | on cpu2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CERTIFICATE &
+cat "$certificates"/cpu1.pem | on cpu1 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu AGENT_CERTIFICATE disk &
+cat "$certificates"/cpu2.pem | on cpu2 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu AGENT_CERTIFICATE disk &
 all
 
 # == Trust only the new certificate authority
-cat "$certificates"/.ca.pem | on cpu1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CA &
-cat "$certificates"/.ca.pem | on cpu2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CA &
+cat "$certificates"/.ca.pem | on cpu1 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu AGENT_CA disk &
+cat "$certificates"/.ca.pem | on cpu2 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /root/.vlaunch/cpu AGENT_CA disk &
 all
 
 # == Start the Ray head

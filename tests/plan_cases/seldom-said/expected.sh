@@ -51,14 +51,63 @@ on gpu01 docker pull --quiet vllm/vllm-openai:v0.32.0
 # gate ray-version: all nodes' images run the same Ray and Python
 
 # == Write node programs and secrets
-vlaunch payload | on gpu01 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/odd /home/ops/.vlaunch/cache/odd /home/ops/.vlaunch/cache/odd/made-for-the-image
-printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /run/vlaunch-ops/odd RAY_AUTH_TOKEN
+vlaunch payload | on gpu01 sh -c 'd=$1; shift
+in=${d%/*}
+umask 022
+mkdir -p "$in" || exit
+new=$in/.owner.$(uname -n).$$
+me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new")
+own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"
+bad=$(
+  find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" \
+    -exec ls -ld {} +
+  find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 \
+    ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null
+)
+[ -z "$bad" ] || {
+  echo "$bad: another user could change what is kept there: correct it, or set another state_dir" \
+    "or cache_dir" >&2
+  exit 1
+}
+mkdir -p "$d/server" "$@" && chmod 711 "$d" || exit
+[ -g "$d/server" ] || chmod 700 "$d/server" || :
+
+mkdir -p "$d/payload" && tar -xf - -C "$d/payload"
+' unpack /home/ops/.vlaunch/odd /home/ops/.vlaunch/cache/odd /home/ops/.vlaunch/cache/odd/made-for-the-image
+printf %s "${RAY_AUTH_TOKEN:?}" | on gpu01 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /run/vlaunch-ops/odd RAY_AUTH_TOKEN memory
 
 # == Write certificates
-cat "$certificates"/gpu01.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /run/vlaunch-ops/odd AGENT_CERTIFICATE
+cat "$certificates"/gpu01.pem | on gpu01 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /run/vlaunch-ops/odd AGENT_CERTIFICATE memory
 
 # == Trust only the new certificate authority
-cat "$certificates"/.ca.pem | on gpu01 sh -c 'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /run/vlaunch-ops/odd AGENT_CA
+cat "$certificates"/.ca.pem | on gpu01 sh -c 'umask 077
+mkdir -p "$1/secrets" || exit
+[ "$3" = disk ] || for d in "${1%/*}" "$1" "$1/secrets"; do
+  [ -O "$d" ] && [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }
+done
+chmod 711 "$1" && chmod 700 "$1/secrets" || exit
+new=$1/secrets/.$2.$(uname -n).$$
+
+cat >"$new" && mv "$new" "$1/secrets/$2"
+' store /run/vlaunch-ops/odd AGENT_CA memory
 
 # == Start the Ray head
 on gpu01 docker run --detach --name vlaunch-odd-gpu01 --network host --ipc host --restart always --gpus 8 --log-driver journald --log-opt tag=vllm --volume /home/ops/.vlaunch/odd/payload:/opt/vlaunch:ro --volume /home/ops/.vlaunch/odd/server:/var/lib/vlaunch --volume /home/ops/.vlaunch/cache/odd/made-for-the-image:/var/cache/vlaunch --volume /data/huggingface:/data/huggingface --mount type=bind,source=/run/vlaunch-ops/odd/secrets,target=/run/vlaunch/secrets,readonly --env AUTOSCALER_UPDATE_INTERVAL_S=1 --env CUDA_CACHE_PATH=/var/cache/vlaunch/cuda --env CUDA_DEVICE_ORDER=PCI_BUS_ID --env DG_JIT_CACHE_DIR=/var/cache/vlaunch/deep_gemm --env FLASHINFER_WORKSPACE_BASE=/var/cache/vlaunch/flashinfer --env HF_HOME=/data/huggingface --env RAY_ADDRESS=10.0.0.11:6379 --env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN_PATH=/run/vlaunch/secrets/RAY_AUTH_TOKEN --env RAY_ROTATION_BACKUP_COUNT=1 --env RAY_ROTATION_MAX_BYTES=67108864 --env RAY_USAGE_STATS_ENABLED=0 --env RAY_gcs_rpc_server_reconnect_timeout_s=15 --env RAY_health_check_failure_threshold=5 --env RAY_health_check_period_ms=1000 --env RAY_memory_monitor_refresh_ms=0 --env RAY_process_group_cleanup_enabled=1 --env RAY_worker_niceness=0 --env TILELANG_CACHE_DIR=/var/cache/vlaunch/tilelang --env TORCHINDUCTOR_CACHE_DIR=/var/cache/vlaunch/inductor --env TRITON_CACHE_DIR=/var/cache/vlaunch/triton --env VLLM_CACHE_ROOT=/var/cache/vlaunch/vllm --env VLLM_HOST_IP=10.0.0.11 --label vlaunch.cluster=odd --label vlaunch.node=gpu01 --label vlaunch.role=head --label vlaunch.secrets=735b158c79f8 --label vlaunch.spec=9ea1c6398789 --entrypoint /bin/sh vllm/vllm-openai:v0.32.0 /opt/vlaunch/entry.sh agent --node gpu01 --head 10.0.0.11 --port 29560 --lead --metrics-port 29580 -- ray start --head --block --node-ip-address 10.0.0.11 --port 6379 --dashboard-host 127.0.0.1 --dashboard-port 8265 --ray-client-server-port 10001 --num-gpus 8 --node-manager-port 6380 --object-manager-port 6381 --runtime-env-agent-port 6382 --dashboard-agent-grpc-port 6383 --dashboard-agent-listen-port 52365 --metrics-export-port 6384 --min-worker-port 10002 --max-worker-port 19999 --disable-usage-stats
