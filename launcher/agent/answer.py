@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import api, task, upstream
+from .. import upstream
+from . import api, task
 from .api import QueryTarget
 from .observed import FirstAnswer, Refusal
 from .task import ModelTask

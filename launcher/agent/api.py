@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import records, upstream
+from .. import upstream
+from . import records
 from .records import Amount, Count
 from .task import Form
 

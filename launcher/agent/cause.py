@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from . import upstream
+from .. import upstream
 
 _RELEVANT = re.compile(
     upstream.any_of("vllm.died-unexpectedly", "vllm.engine-dead", "ray.task-error", "nccl.warning")

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import answer, task, upstream
+from .. import upstream
+from . import answer, task
 from .api import HttpError, QueryTarget, query_api, request_api
 
 

@@ -21,6 +21,6 @@ if [ "$1" = agent ]; then
   } ;; esac
   # Python reads the archive again for late imports and tracebacks, and an upgrade replaces it: keep the current one open.
   exec 3</opt/vlaunch/agent.pyz
-  exec python3 -c 'import os, sys; sys.path.insert(0, f"/proc/{os.getpid()}/fd/3"); from vlaunch_agent.__main__ import main; sys.exit(main())' "$@"
+  exec python3 -c 'import os, sys; sys.path.insert(0, f"/proc/{os.getpid()}/fd/3"); from vlaunch_agent.agent.__main__ import main; sys.exit(main())' "$@"
 fi
 exec "$@"

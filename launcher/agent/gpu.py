@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from . import children, upstream
+from .. import upstream
+from . import children
 
 _GPUS = (
     "nvidia-smi",

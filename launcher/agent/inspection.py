@@ -20,7 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import blame, children, process, records, upstream, watchdog
+from .. import upstream
+from . import blame, children, process, records, watchdog
 from .blame import NodeSample
 
 EVERY, _SELDOM = 10.0, 30.0  # seconds between two samples: at least, and on a loaded host

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from . import answer, api, upstream
+from .. import upstream
+from . import answer, api
 from .api import Counters, QueryTarget
 from .observed import FirstAnswer, Refusal
 from .records import Amount

@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from . import cause, children, upstream, watchdog
+from .. import upstream
+from . import cause, children, watchdog
 
 MARK = "VLAUNCH_ENGINE"  # in the environment of all processes of an engine
 ENDS = "vlaunch agent: the engine "  # in the log, before how it ended

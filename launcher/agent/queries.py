@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from . import api, process, rotation, state, submissions, upstream
+from .. import upstream
+from . import api, process, rotation, state, submissions
 from .api import HttpError, QueryTarget, query_ray, query_ray_table
 from .observed import Drain
 from .probe import QUERY_ERRORS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from . import upstream
+from .. import upstream
 from .desired import Desired
 
 _ACTOR = re.compile(upstream.text("vllm.rank-actor"))

@@ -1,10 +1,10 @@
 """Requests that only a driver of Ray can send.
 
-`python3 -m vlaunch_agent.ray_driver take NAME IP=GPUS …` reserves GPUs in Ray for a server whose
-ranks run outside of it (`mp`), so that Ray gives them to no other program: it creates a detached
-placement group of that name, waits until Ray has placed it, and prints the GPU indices of each node
-as JSON. `free NAME` removes the group. `reach IP …` checks that the GCS reaches these nodes. It is
-a program of its own because it imports Ray.
+`python3 -m vlaunch_agent.agent.ray_driver take NAME IP=GPUS …` reserves GPUs in Ray for a server
+whose ranks run outside of it (`mp`), so that Ray gives them to no other program: it creates a
+detached placement group of that name, waits until Ray has placed it, and prints the GPU indices of
+each node as JSON. `free NAME` removes the group. `reach IP …` checks that the GCS reaches these
+nodes. It is a program of its own because it imports Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIX = "vlaunch-"
 def run(*arguments: str) -> tuple[int, str]:
     """Run this module as a program; return its exit code and output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    argv = (sys.executable, "-m", "vlaunch_agent.ray_driver", *arguments)
+    argv = (sys.executable, "-m", "vlaunch_agent.agent.ray_driver", *arguments)
     return children.run(argv, _TIMEOUT, environment)
 
 

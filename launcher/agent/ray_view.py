@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import api, process, ray_driver, upstream
+from .. import upstream
+from . import api, process, ray_driver
 from .api import is_reachable
 from .desired import Ray
 from .rank_name import rank_name

@@ -1,10 +1,10 @@
 """Router of the front: for requests to `/v1` whose model HAProxy does not read, and for requests
 without a length.
 
-`python3 -m vlaunch_agent.router FOLDER` serves HAProxy at FOLDER/router.sock. It reads a request
-completely, finds its model, and sends it back to HAProxy at FOLDER/servers.sock with the name of
-the server in a header: HAProxy selects and holds, as for other requests. FOLDER/router.json has the
-models and limits, and may change at any time. Nothing is sent twice.
+`python3 -m vlaunch_agent.agent.router FOLDER` serves HAProxy at FOLDER/router.sock. It reads a
+request completely, finds its model, and sends it back to HAProxy at FOLDER/servers.sock with the
+name of the server in a header: HAProxy selects and holds, as for other requests. FOLDER/router.json
+has the models and limits, and may change at any time. Nothing is sent twice.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from . import process, upstream
+from .. import upstream
+from . import process
 from .api import HttpError, QueryTarget, query_ray, wait_until
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")

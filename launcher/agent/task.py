@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from . import upstream
+from .. import upstream
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from . import upstream
+from .. import upstream
 
 OPTION = "--watchdog-config"
 _TIMEOUT = 60  # seconds; vLLM's default is 300

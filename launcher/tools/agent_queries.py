@@ -10,7 +10,7 @@ from launcher.core.domain import Argv, Ports, long_options
 
 _FOLDER = Path(__file__).parents[1] / "hosts" / "node"
 # Streams the reply to the request on the first line of standard input, which must stay open.
-CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.chat")
+CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.agent.chat")
 # seconds for a reply of the agent: on its own, and when it queries Ray or vLLM
 _SHORT, _LONG = 15.0, 50.0
 

@@ -30,9 +30,7 @@ def pack(files: Files, *, compress: bool = False) -> bytes:
 @cache
 def agent_files() -> Files:
     """Return the package `vlaunch_agent`: the agent, and clients such as that of `vlaunch chat`."""
-    files = _package_files("vlaunch_agent", _LAUNCHER / "agent", "*.py")
-    # The package itself in place of the module that refers to it.
-    del files["vlaunch_agent/upstream.py"]
+    files = _package_files("vlaunch_agent", "agent/*.py")
     return {**files, **_upstream_files("vlaunch_agent")}
 
 
@@ -47,7 +45,7 @@ def batch_files() -> Files:
             _LAUNCHER,
             *("batch/desk.py", "batch/folder.py", "batch/job.py", "batch/job_values.py"),
             *("batch/driver/**/*.py", "core/values.py", "core/sizes.py"),
-            *("agent/cause.py", "agent/upstream.py", "core/interrupts.py"),
+            *("agent/cause.py", "core/interrupts.py"),
             *("failures/frames.py", "failures/match.py", "failures/table.py"),
             "inventory/engine_args.py",
         ),
@@ -73,7 +71,7 @@ def network_files() -> Files:
 @cache
 def copy_files() -> Files:
     """Return the package `vlaunch_copy`: the program of a node in a copy."""
-    return _package_files("vlaunch_copy", _LAUNCHER, "distribute/node/*.py", "distribute/tls.py")
+    return _package_files("vlaunch_copy", "distribute/node/*.py", "distribute/tls.py")
 
 
 def _upstream_files(package: str) -> Files:
@@ -84,12 +82,12 @@ def _upstream_files(package: str) -> Files:
     }
 
 
-def _package_files(package: str, base: Path, *patterns: str) -> dict[str, bytes]:
-    """Return the modules below `base` that match `patterns`, as a package."""
+def _package_files(package: str, *patterns: str) -> dict[str, bytes]:
+    """Return the modules of `launcher` that match `patterns`, as a package."""
     modules = {
-        f"{package}/{path.relative_to(base)}": path.read_bytes()
+        f"{package}/{path.relative_to(_LAUNCHER)}": path.read_bytes()
         for pattern in patterns
-        for path in base.glob(pattern)
+        for path in _LAUNCHER.glob(pattern)
     }
     folders = {str(folder) for name in modules for folder in PurePath(name).parents} - {"."}
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **modules}

@@ -30,7 +30,7 @@ def start(server: Server, folders: Path) -> Callable[..., subprocess.Popen[str]]
             [
                 *(sys.executable, "-I", "-S", "-c"),
                 f"import sys; sys.path.insert(0, {str(archive)!r});"
-                " from vlaunch_agent.chat import main; main()",
+                " from vlaunch_agent.agent.chat import main; main()",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -36,7 +36,7 @@ QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1,
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
-    from vlaunch_agent import __main__, leader, members, node, server, supervisor
+    from vlaunch_agent.agent import __main__, leader, members, node, server, supervisor
     leader._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
     node._CHECK_SECONDS, supervisor._GATHER_SECONDS = 0.2, 0.3
     __main__._INTERVAL, __main__._RAY_RETRY, supervisor._RECONNECT_SECONDS = 0.1, 0.3, 1.0

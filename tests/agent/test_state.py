@@ -135,7 +135,7 @@ def test_the_digest_of_the_program_is_that_of_its_archive(tmp_path: Path) -> Non
     """The launcher compares it with its own agent's."""
     archive = tmp_path / "agent.pyz"
     archive.write_bytes(zipapps.pack(zipapps.agent_files()))
-    program = "from vlaunch_agent import state; print(state.program_digest())"
+    program = "from vlaunch_agent.agent import state; print(state.program_digest())"
     result = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(archive)},

@@ -134,8 +134,12 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     inventory = load(f"state_dir: {tmp_path}")
     run_step(node_files.file_steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
     archive, python = tmp_path / "c/payload/agent.pyz", (sys.executable, "-I", "-B")
-    start = (
-        f"import sys; sys.path.insert(0, '{archive}'); from vlaunch_agent.%s import main; main()"
+    start = "; ".join(
+        (
+            f"import sys; sys.path.insert(0, '{archive}')",
+            "from vlaunch_agent.agent.%s import main",
+            "main()",
+        )
     )
     ran = [
         subprocess.run(

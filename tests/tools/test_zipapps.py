@@ -97,11 +97,12 @@ def main():
     except ValueError:
         traceback.print_exc(file=sys.stdout)
     path = {"PYTHONPATH": sys.path[0]}
-    subprocess.run([sys.executable, "-m", "vlaunch_agent.other"], env=path, check=True)
+    subprocess.run([sys.executable, "-m", "vlaunch_agent.agent.other"], env=path, check=True)
     return 3
 """
-    package = "vlaunch_agent"
+    package = "vlaunch_agent/agent"
     old: Files = {
+        "vlaunch_agent/__init__.py": b"",
         f"{package}/__init__.py": b"",
         f"{package}/__main__.py": main,
         f"{package}/late.py": b"def fail():\n    raise ValueError('as meant')  # old\n",
