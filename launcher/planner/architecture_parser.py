@@ -14,6 +14,7 @@ from launcher.planner.architecture import Architecture, Experts, LatentAttention
 from launcher.planner.config_fields import ConfigFields
 from launcher.planner.families import Family, find_family
 from launcher.planner.layers_parser import parse_layers
+from launcher.tools.model import EXPERT_FIELDS, count_experts
 
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
@@ -69,8 +70,8 @@ def _unmodelled_reason(fields: ConfigFields, family: Family, architecture: Archi
 
 def _parse_experts(fields: ConfigFields, family: Family) -> Experts | None:
     read = fields.read_count
-    count = read("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-    if not count:
+    read(*EXPERT_FIELDS)  # reports a value that is no number
+    if not (count := count_experts(fields.text)):
         return None
     width = read("moe_intermediate_size", "expert_ffn_hidden_size")
     width = width or read("intermediate_size", "ffn_hidden_size")

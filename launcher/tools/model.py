@@ -26,7 +26,7 @@ _STATUSES: Mapping[int, ModelState] = {
     7: "lacks",
 }
 _ABSENT = ("missing", "not cached", "begun")
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+EXPERT_FIELDS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,24 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
         heads=heads,
         kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
         layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        experts=_count_experts(config) if heads is not None else None,
+        experts=count_experts(config) if heads is not None else None,
     )
+
+
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of experts in any part of the model (as vLLM's `get_num_experts`); 0 if
+    dense.
+    """
+    counts = [0]
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            counts.append(count_experts(value))
+        elif isinstance(value, list) and name == "block_configs":
+            counts += [count_experts(block) for block in value if isinstance(block, Mapping)]
+        elif name in EXPERT_FIELDS:
+            numbers = value if isinstance(value, list) else [value]
+            counts += filter(is_whole_number, numbers)
+    return max(counts)
 
 
 def _parse_files(listing: str) -> Mapping[str, int] | None:
@@ -145,19 +161,3 @@ def _parse_files(listing: str) -> Mapping[str, int] | None:
             return None
         files[path] = -1 if kind in "lLN" else int(size)
     return files
-
-
-def _count_experts(config: Mapping[str, Any]) -> int:
-    """Return the number of experts in any part of the model (as vLLM's `get_num_experts`); 0 if
-    dense.
-    """
-    counts = [0]
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            counts.append(_count_experts(value))
-        elif isinstance(value, list) and name == "block_configs":
-            counts += [_count_experts(block) for block in value if isinstance(block, Mapping)]
-        elif name in _EXPERTS:
-            numbers = value if isinstance(value, list) else [value]
-            counts += filter(is_whole_number, numbers)
-    return max(counts)
