@@ -1,1 +1,1 @@
-from launcher.distribute.tls import *
+from launcher.core.tls import *

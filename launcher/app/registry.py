@@ -1,19 +1,15 @@
-"""Tables in which packages register commands and extensions.
+"""Extensions of commands, and kinds of jobs beside servers, which packages register.
 
-They are plain data in a package's `__init__.py`, so that reading them imports nothing else:
-`COMMANDS` maps names to positions in `vlaunch --help`, of which the tens are the section, and help
-lines, `EXTENSIONS` names of commands to decorators that add options of optional packages,
-`WORKLOADS` kinds of jobs beside servers, which `status`, `stop` and `down` list and stop, to
-modules (`Workload`).
+`EXTENSIONS` maps names of commands to decorators that add options of optional packages,
+`WORKLOADS` kinds of jobs, which `status`, `stop` and `down` list and stop, to modules (`Workload`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from launcher.core.registry import entries, load
 
 if TYPE_CHECKING:
     from launcher.app.command import CommandContext
@@ -22,28 +18,6 @@ if TYPE_CHECKING:
     from launcher.tools.snapshot import ClusterSnapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
-_LAUNCHER = Path(__file__).parents[1]
-
-
-@cache
-def entries(table: str) -> tuple[tuple[str, str, Any], ...]:
-    """Return the entries of the tables of this name, as package, key and value."""
-    packages = [
-        importlib.import_module(f"launcher.{file.parent.name}")
-        for file in sorted(_LAUNCHER.glob("*/__init__.py"))
-    ]
-    return tuple(
-        (package.__name__, key, value)
-        for package in packages
-        for key, value in getattr(package, table, {}).items()
-    )
-
-
-def load(package: str, target: str) -> Any:
-    """Import the `module` or `module:attribute` of a package."""
-    name, _, attribute = target.partition(":")
-    module = importlib.import_module(f"{package}.{name}")
-    return getattr(module, attribute) if attribute else module
 
 
 def extend_options(command: str) -> Callable[[F], F]:

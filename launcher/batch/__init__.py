@@ -5,4 +5,5 @@ COMMANDS = {
     "jobs": (31, "List and remove batch jobs"),
 }
 
+NODE_PROGRAMS = {"batch.pyz": "archive:files"}
 WORKLOADS = {"batch jobs": "workload"}

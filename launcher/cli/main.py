@@ -15,9 +15,9 @@ from typing import NoReturn
 import click
 
 from launcher import __version__
-from launcher.app.registry import entries
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.core.redaction import redact_output
+from launcher.core.registry import entries
 
 
 def _commands() -> dict[str, tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from launcher.cluster.wheels import fetch_py_spy
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 from launcher.core.errors import NodeError, VlaunchError
+from launcher.core.registry import program_files
 from launcher.core.transport import Command
 from launcher.tools import certificates, derived, image, ray
 from launcher.tools.certificates import Renewal
@@ -114,7 +115,7 @@ def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayIm
     if inventory.ray.off:
         return base_image(inventory)
     missing = image.ray_version_to_add(python, inventory.ray.version)
-    plugin = derived.plugin_files() if inventory.accelerator == "cpu" else None
+    plugin = program_files(derived.PLUGIN_PACKAGE) if inventory.accelerator == "cpu" else None
     if missing or plugin:
         derived_tag = _common_image(inventory, facts, base.identity, version, plugin)
         if derived_tag is not None:

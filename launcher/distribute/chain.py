@@ -15,6 +15,7 @@ from launcher.core import decode
 from launcher.core.decode import Default, Integer, Text
 from launcher.core.domain import Answer, Argv, Inventory, Mount, Node, Secret
 from launcher.core.errors import UnreadableAnswer
+from launcher.core.registry import Files
 from launcher.distribute.node import fetcher
 from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.distribute.node.models import cache_folder
@@ -159,9 +160,14 @@ def image_runtime(inventory: Inventory, node: Node) -> ProgramRuntime:
     return ProgramRuntime(argv=argv)
 
 
+def program_files() -> Files:
+    """Return the files of the node program, the package `vlaunch_copy`."""
+    return zipapps.package_files("vlaunch_copy", "distribute/node/*.py", "core/tls.py")
+
+
 @cache
 def _encoded_program() -> str:
-    return base64.b64encode(zipapps.pack(zipapps.copy_files(), compress=True)).decode()
+    return base64.b64encode(zipapps.pack(program_files(), compress=True)).decode()
 
 
 def program_input(request: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 from launcher.agent.desired import Policy
-from launcher.batch import batch_plan
+from launcher.batch import archive, batch_plan
 from launcher.core.domain import Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.export import group as groups
@@ -57,12 +57,12 @@ def job_manifests(group: PodGroup, batch: batch_plan.BatchRequest) -> Manifests:
     head["volumes"].append(volume)
     mount = {"name": "job", "mountPath": _FILES, "readOnly": True}
     head["containers"][0]["volumeMounts"].append(mount)
-    program = zipapps.pack(zipapps.batch_files(), compress=True)
+    program = zipapps.pack(archive.files(), compress=True)
     policies = kubernetes.policies(group, [kuberay.dashboard_policy(group)])
     return Manifests(
         header=tuple(_header(group, batch)),
         objects=(job, files, *policies),
-        programs={**kubernetes.network_program(group), zipapps.BATCH: program},
+        programs={**kubernetes.network_program(group), archive.NAME: program},
         group=group,
     )
 
@@ -99,7 +99,7 @@ def _entrypoint(batch: batch_plan.BatchRequest) -> str:
     """Return the entrypoint: it copies the job's files to its folder, where retries find earlier
     results, and starts the driver.
     """
-    run = f"PYTHONPATH={containers.PAYLOAD}/{zipapps.BATCH} python3 -m vlaunch_batch {batch.work}"
+    run = f"PYTHONPATH={containers.PAYLOAD}/{archive.NAME} python3 -m vlaunch_batch {batch.work}"
     return f"mkdir -p {batch.work} && cp -RL {_FILES}/* {batch.work}/ && exec env {run}"
 
 

@@ -12,6 +12,7 @@ from launcher.core.sizes import format_count
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, yaml_text
 from launcher.export.group import Object, PodGroup
+from launcher.network import archive
 from launcher.serving import endpoints
 from launcher.tools import node_files, vllm, zipapps
 
@@ -86,7 +87,7 @@ def network_program(group: PodGroup) -> Mapping[str, bytes]:
     """Return the program of the network check, if the pods run it."""
     if not group.gated:
         return {}
-    return {zipapps.NETWORK: zipapps.pack(zipapps.network_files(), compress=True)}
+    return {archive.NAME: zipapps.pack(archive.files(), compress=True)}
 
 
 def policies(group: PodGroup, opened: Sequence[Object]) -> list[Object]:

@@ -13,9 +13,9 @@ from launcher.core.domain import Argv, Mount, Node, Secret
 from launcher.core.expectations import Expectations, required_level
 from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Object, PodGroup
 from launcher.export.target import GPUS
-from launcher.network import network_plan
+from launcher.network import archive, network_plan
 from launcher.network.network_shape import CheckOptions
-from launcher.tools import containers, zipapps
+from launcher.tools import containers
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.site import Site
 
@@ -98,7 +98,7 @@ def gate_argv(group: PodGroup, rank: str, master: str) -> Argv:
         "--wait": f"{wait:g}",
         "--deadline": f"{gate_deadline(group) - wait:g}",
     }
-    program = f"{containers.PAYLOAD}/{zipapps.NETWORK}"
+    program = f"{containers.PAYLOAD}/{archive.NAME}"
     return ("python3", program, *chain.from_iterable(options.items()), "--")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from launcher.core import decode
 from launcher.core.domain import Answer, Argv
-from launcher.tools import agent_queries
+from launcher.hosts.node import program_source
 
 # Broken packages have no version.
 _Version = Annotated[str, decode.Default("")]
@@ -36,7 +36,7 @@ class ContainerView:
 
 def view_argv() -> Argv:
     """Return the argv for the image's Python that prints the view (`hosts/node/inside.py`)."""
-    return ("python3", "-c", agent_queries.program_source("inside"))
+    return ("python3", "-c", program_source("inside"))
 
 
 def parse_view(answer: Answer) -> ContainerView:

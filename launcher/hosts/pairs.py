@@ -12,7 +12,7 @@ from typing import Literal
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import agent_queries
+from launcher.hosts.node import program_source
 
 PortState = Literal["open", "timed out", "refused", "no route", "error"]
 
@@ -98,7 +98,7 @@ def probe_argv(
     return (
         "python3",
         "-c",
-        agent_queries.program_source("pairs"),
+        program_source("pairs"),
         json.dumps(request, separators=(",", ":")),
     )
 

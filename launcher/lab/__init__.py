@@ -3,3 +3,4 @@
 COMMANDS = {
     "lab": (60, "Run a test cluster on this machine; no GPU needed"),
 }
+NODE_PROGRAMS = {"vlaunch_cpu_ray": "plugin:files"}

@@ -11,9 +11,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from launcher.lab import gpu_claim, image
+from launcher.lab import gpu_claim, image, plugin
 from launcher.lab.gpu_models import PLAINLY
-from launcher.tools import derived
 
 NAME = f"vllm-practice-gpus:{image.VLLM}"
 LABEL = "vlaunch.practice"
@@ -87,7 +86,7 @@ def _layer() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add_file(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
-        for name, data in derived.plugin_files().items():
+        for name, data in plugin.files().items():
             _add_file(tar, f"{image.SITE}/{name}", data)
         _add_file(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
         for name, text in _CLAIM_INFO.items():

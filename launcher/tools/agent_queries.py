@@ -1,23 +1,16 @@
 """Commands in containers that query the agents (HTTP, with the image's curl)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlencode
 
 from launcher.agent.desired import Policy
 from launcher.agent.state import SOCKET
 from launcher.core.domain import Argv, Ports, long_options
 
-_FOLDER = Path(__file__).parents[1] / "hosts" / "node"
 # Streams the reply to the request on the first line of standard input, which must stay open.
 CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.agent.chat")
 # seconds for a reply of the agent: on its own, and when it queries Ray or vLLM
 _SHORT, _LONG = 15.0, 50.0
-
-
-def program_source(name: str) -> str:
-    """Return the source of `launcher/hosts/node/NAME.py`, for `python3 -c`."""
-    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:

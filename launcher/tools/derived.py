@@ -2,7 +2,7 @@
 
 The build context contains Ray's wheels, so that the build needs no network. The tag is a hash of
 the content, so that all nodes have the same image. For CPUs the image also contains the plugin that
-lets vLLM's CPU build run under Ray: `launcher/lab/cpu_platform`, as installed by pip.
+lets vLLM's CPU build run under Ray, as installed by pip.
 """
 
 import hashlib
@@ -27,7 +27,6 @@ PLUGIN = "vlaunch.plugin"
 CONTENT = "vlaunch.image.content"
 REPOSITORY = "vlaunch/ray"
 PLUGIN_PACKAGE = "vlaunch_cpu_ray"
-PLUGIN_SOURCE = Path(__file__).parents[1] / "lab" / "cpu_platform"
 _PLUGIN_INFO = f"{PLUGIN_PACKAGE}-1.0.dist-info"
 
 
@@ -206,11 +205,10 @@ def build_image(docker: Argv, recipe: ImageRecipe) -> Argv:
     return (*docker, "build", *options, "-")
 
 
-def plugin_files() -> dict[str, bytes]:
-    """Return the plugin's files by their paths below `site-packages`."""
+def plugin_files(source: Path) -> dict[str, bytes]:
+    """Return the files of the plugin in a folder by their paths below `site-packages`."""
     package = {
-        f"{PLUGIN_PACKAGE}/{file.name}": file.read_bytes()
-        for file in sorted(PLUGIN_SOURCE.glob("*.py"))
+        f"{PLUGIN_PACKAGE}/{file.name}": file.read_bytes() for file in sorted(source.glob("*.py"))
     }
     metadata = f"Metadata-Version: 2.1\nName: {PLUGIN_PACKAGE.replace('_', '-')}\nVersion: 1.0\n"
     entry_points = (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from launcher.core import shell
+from launcher.core import registry, shell
 from launcher.core.domain import Argv, Inventory, Node, Secret
 from launcher.core.plan import Plan, Stage, Step
 from launcher.core.transport import Command
@@ -212,8 +212,11 @@ def _payload_files() -> Mapping[str, bytes]:
     return {
         "entry.sh": _ENTRY.read_bytes(),
         zipapps.AGENT: zipapps.pack(zipapps.agent_files()),
-        zipapps.BATCH: zipapps.pack(zipapps.batch_files()),
-        zipapps.NETWORK: zipapps.pack(zipapps.network_files()),
+        **{
+            name: zipapps.pack(registry.program_files(name))
+            for _, name, _ in registry.entries("NODE_PROGRAMS")
+            if name.endswith(".pyz")
+        },
     }
 
 

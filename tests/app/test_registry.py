@@ -6,11 +6,12 @@ import inspect
 
 from launcher.app import registry
 from launcher.app.registry import Workload, workloads
+from launcher.core.registry import entries
 
 
 def test_commands_are_unique() -> None:
     """By name, and by position in the help."""
-    rows = registry.entries("COMMANDS")
+    rows = entries("COMMANDS")
 
     assert {package for package, _, _ in rows} > {"launcher.lab", "launcher.serving"}
     assert len({name for _, name, _ in rows}) == len(rows)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from launcher.cli.main import run_command
+from launcher.network import archive as network_archive
 from launcher.tools import zipapps
 from tests import golden
 from tests.export.exports import CASES, KINDS, MODEL, PAIRS, RDMA, inventory, objects
@@ -77,7 +78,7 @@ def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[
     assert (options["--rank"], options["--size"]) == ("$LWS_WORKER_INDEX", "2")
     assert options["--wait"] == "1800"
     archive = base64.b64decode(export.of("ConfigMap")["binaryData"]["network.pyz"])
-    assert archive == zipapps.pack(zipapps.network_files(), compress=True)
+    assert archive == zipapps.pack(network_archive.files(), compress=True)
     skipped = Export(capsys, pair, *RDMA, "--skip-network-check")
     argv = skipped.argv()
     assert argv[argv.index("exec") :][:3] == ["exec", "vllm", "serve"]
@@ -88,7 +89,7 @@ def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[
 def test_the_archive_is_a_program(tmp_path: Path) -> None:
     """With all of its imports except torch."""
     archive = tmp_path / "network.pyz"
-    archive.write_bytes(zipapps.pack(zipapps.network_files(), compress=True))
+    archive.write_bytes(zipapps.pack(network_archive.files(), compress=True))
     done = subprocess.run([sys.executable, archive, "--help"], capture_output=True, check=False)
 
     assert done.returncode == 0, done.stderr

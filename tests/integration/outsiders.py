@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launcher.app import certificates
-from launcher.distribute import tls
+from launcher.core import tls
 from launcher.lab.layout import Host
 
 

@@ -288,7 +288,7 @@ def _payload_parser() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path[:0] = [str(folder), str(launcher / "distribute")]
+    sys.path[:0] = [str(folder), str(launcher / "core")]
     try:
         spec.loader.exec_module(module)
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.core.errors import RequestError, VlaunchError
+from launcher.lab import plugin
 from launcher.tools import derived, image
 from launcher.tools.derived import ImageRecipe, WheelFile, WheelSet
 from launcher.tools.image import ImagePython
@@ -238,7 +239,7 @@ def test_imports_of_batches_are_tested_in_the_build(python: ImagePython, wheels:
 
 def test_vllm_detects_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a distribution with an entry point, from the files alone."""
-    for path, data in derived.plugin_files().items():
+    for path, data in plugin.files().items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(data)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

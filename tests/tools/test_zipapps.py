@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.batch import archive as batch_archive
+from launcher.core.registry import Files
+from launcher.distribute import chain
+from launcher.network import archive as network_archive
 from launcher.tools import node_files, zipapps
-from launcher.tools.zipapps import Files
 
 ENTRY = Path(node_files.__file__).parents[1] / "agent" / "entry.sh"
 SENT = {
@@ -31,14 +34,14 @@ PROGRAMS = {
         "pydantic pydantic_core ray",
     ),
     "batch": (
-        zipapps.batch_files,
+        batch_archive.files,
         10,
         "numpy",
         "jinja2 pyarrow pydantic ray transformers urllib3 vllm vlaunch_agent",
     ),
-    "copy": (zipapps.copy_files, 8, "", "huggingface_hub"),
+    "copy": (chain.program_files, 8, "", "huggingface_hub"),
     "hosts/node": (lambda: SENT, 8, "", ""),
-    "network": (zipapps.network_files, 10, "", "torch"),
+    "network": (network_archive.files, 10, "", "torch"),
 }
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher import upstream
+from launcher.batch import archive as batch_archive
+from launcher.core.registry import Files
+from launcher.network import archive as network_archive
 from launcher.tools import zipapps
 from launcher.upstream import PROGRAMS, entries
 from launcher.upstream.entries import Entry, Rejection, VersionRange
@@ -78,13 +81,11 @@ def test_text_of_an_entry() -> None:
     ("files", "package"),
     [
         (zipapps.agent_files, "vlaunch_agent"),
-        (zipapps.batch_files, "vlaunch_batch"),
-        (zipapps.network_files, "launcher"),
+        (batch_archive.files, "vlaunch_batch"),
+        (network_archive.files, "launcher"),
     ],
 )
-def test_texts_in_an_archive(
-    files: Callable[[], zipapps.Files], package: str, tmp_path: Path
-) -> None:
+def test_texts_in_an_archive(files: Callable[[], Files], package: str, tmp_path: Path) -> None:
     """Programs on nodes have the texts of all programs, without the data files."""
     archive = tmp_path / "program.pyz"
     archive.write_bytes(zipapps.pack(files()))

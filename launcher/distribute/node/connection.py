@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 
-from ..tls import contexts
+from ...core.tls import contexts
 
 _BLOCK = 2**18  # bytes per call of the kernel
 _PLAIN_BLOCK = 2**14  # the same for plain copies, where plain bytes may follow a record

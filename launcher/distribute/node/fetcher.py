@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..tls import reason
+from ...core.tls import reason
 from . import wire
 from .connection import Connection, Tls
 from .files import UnsafeName

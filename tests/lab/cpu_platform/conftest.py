@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import derived
+from launcher.lab.plugin import files as plugin_files
 
 EXPERTS = ("model_executor", "layers", "fused_moe", "experts")
 TENSOR = """
@@ -72,7 +72,7 @@ def site(tmp_path: Path) -> Path:
     platforms = (
         "class Stock:\n    ray_device_key = ''\n\ndef cpu_platform_plugin():\n    return CHOICE\n"
     )
-    plugin = {path: data.decode() for path, data in derived.plugin_files().items()}
+    plugin = {path: data.decode() for path, data in plugin_files().items()}
     for path, text in {
         **STAND_INS,
         **plugin,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import derived
+from launcher.lab import cpu_platform
 from tests.lab.cpu_platform.conftest import run_json
 
 pytestmark = pytest.mark.processes
@@ -36,7 +36,7 @@ def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
 
 def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:
     """It runs inside the image, without the launcher."""
-    for file in derived.PLUGIN_SOURCE.glob("*.py"):
+    for file in Path(cpu_platform.__file__).parent.glob("*.py"):
         tree = ast.parse(file.read_text())
         names = {
             node.module or ""

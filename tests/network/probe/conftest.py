@@ -13,7 +13,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[3] / "launcher"
 FOLDER = LAUNCHER / "network" / "probe"
-FOLDERS = [str(FOLDER), str(LAUNCHER / "distribute")]
+FOLDERS = [str(FOLDER), str(LAUNCHER / "core")]
 PATH = os.pathsep.join(FOLDERS)
 NAMES = (
     "tls",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher.network import archive as network_archive
 from launcher.tools import zipapps
 from tests.network.probe.conftest import FOLDER, PATH
 from tests.ports import free_port
@@ -167,7 +168,7 @@ def test_a_failed_check_waits() -> None:
 def test_an_archive_measures(tmp_path: Path) -> None:
     """Two pods connect; without torch their ranks fail, and both report the reason."""
     archive, port = tmp_path / "network.pyz", free_port()
-    archive.write_bytes(zipapps.pack(zipapps.network_files()))
+    archive.write_bytes(zipapps.pack(network_archive.files()))
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     env = {"PYTHONPATH": str(tmp_path)}
     pods = [start([archive], *options(rank, port), "echo", "started", **env) for rank in (0, 1)]

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import pytest
 
 from launcher.app import certificates
-from launcher.distribute import tls
+from launcher.core import tls
 
 OURS, FOREIGN = (
     certificates.make_certificate("run"),
