@@ -19,7 +19,6 @@ from launcher.app.terminal import dump_json, show
 from launcher.cluster import secret_files
 from launcher.cluster.secret_files import SecretFile
 from launcher.cluster.secrets_view import render_secrets
-from launcher.cluster.up_command import bring_up
 from launcher.core import redaction, untrusted
 from launcher.core.domain import Inventory, Secret, SecretSource, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
@@ -161,6 +160,7 @@ def _rotate_secrets(
 ) -> None:
     """Report what stops, ask for confirmation, and run `up` with the other secrets."""
     from launcher.app.servers import query_cluster
+    from launcher.cluster.bring_up import bring_up, plan_changes
 
     inventory = session.inventory
     snapshot = query_cluster(session)
@@ -168,14 +168,14 @@ def _rotate_secrets(
     running = snapshot.servers_state.running
     batches = serving_judges.active_batches(snapshot.payload)
     apply = partial(bring_up, session, values, join_timeout=join_timeout, renew=renew)
-    plans = apply(dry_run=True)
+    plans = plan_changes(session, values, renew=renew)
     if not any(plan.steps for plan in plans):
         text = "every source returned the value in use; nothing was changed"
         session.done(text, stage="secrets", data={"changed": 0})
         return
     stages = (stage for plan in plans for stage in plan.stages)
     if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
-        apply(dry_run=False)  # no container is recreated
+        apply()  # no container is recreated
         return
     stopped = serving_judges.running_work(snapshot.payload)
     text = f"all containers of {inventory.cluster} will be recreated"
@@ -183,7 +183,7 @@ def _rotate_secrets(
     session.warn("secrets", text, data={"ends": stopped})
     if stopped:
         call.confirm(session, f"Recreate the containers, and stop {', '.join(stopped)}?")
-    apply(dry_run=False)
+    apply()
     for server in running:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
         outcome = "restarts by itself" if supervised else "is stopped: run `vlaunch serve` again"
