@@ -17,30 +17,109 @@ import click
 from launcher import __version__
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.core.redaction import redact_output
-from launcher.core.registry import entries
 
-
-def _commands() -> dict[str, tuple[str, str, str]]:
-    """Return name → (module, attribute, one line of help), in the order of the help. The command
-    `check-nccl` of a package is the function `check_nccl` in its `check_nccl_command.py`.
-    """
-    commands = {}
-    for package, name, (_, text) in sorted(entries("COMMANDS"), key=lambda entry: entry[2]):
-        attribute = name.replace("-", "_")
-        commands[name] = (f"{package}.{attribute}_command", attribute, text)
-    return commands
-
-
-COMMANDS = _commands()
-# Sections of `--help`: the first has the positions 10 to 19, the second 20 to 29, and so on.
-_SECTIONS = (
-    "First cluster, in this order",
-    "Operate",
-    "Batch",
-    "Troubleshoot",
-    "Plan and prepare",
-    "Tools",
-)
+# Sections of `--help`: commands with their functions, imported when they are called, and lines of
+# help.
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "First cluster, in this order": {
+        "init": ("launcher.hosts.init_command:init", "Scan hosts and write inventory.yaml"),
+        "check": ("launcher.hosts.check_command:check", "Check nodes and network; change nothing"),
+        "up": ("launcher.cluster.up_command:up", "Start the cluster, or apply inventory changes"),
+        "check-nccl": (
+            "launcher.network.check_nccl_command:check_nccl",
+            "Measure the network between all nodes",
+        ),
+        "serve": (
+            "launcher.serving.serve_command:serve",
+            "Serve a model and wait for its first answer",
+        ),
+        "front": (
+            "launcher.front.front_command:front",
+            "Show the address for all servers; manage its keys",
+        ),
+    },
+    "Operate": {
+        "status": ("launcher.serving.status_command:status", "Show nodes, servers, jobs and drift"),
+        "chat": ("launcher.serving.chat_command:chat", "Chat with the served model"),
+        "metrics": (
+            "launcher.serving.metrics_command:metrics",
+            "Show throughput, latency and KV cache use",
+        ),
+        "soak": (
+            "launcher.serving.soak_command:soak",
+            "Load a running server and report its errors",
+        ),
+        "logs": ("launcher.diagnose.logs_command:logs", "Print or follow logs from all nodes"),
+        "exec": ("launcher.serving.exec_command:exec", "Run a command on every node"),
+        "tunnel": ("launcher.serving.tunnel_command:tunnel", "Forward the API to this machine"),
+        "rollback": (
+            "launcher.serving.rollback_command:rollback",
+            "Return to the last server that worked",
+        ),
+        "stop": (
+            "launcher.serving.stop_command:stop",
+            "Stop servers or batch jobs; keep the cluster",
+        ),
+        "down": ("launcher.cluster.down_command:down", "Remove the cluster from every node"),
+    },
+    "Batch": {
+        "batch": ("launcher.batch.batch_command:batch", "Run a model over every row of a dataset"),
+        "jobs": ("launcher.batch.jobs_command:jobs", "List and remove batch jobs"),
+    },
+    "Troubleshoot": {
+        "doctor": (
+            "launcher.diagnose.doctor_command:doctor",
+            "Find the likely cause of a failure in the logs",
+        ),
+        "collect": (
+            "launcher.diagnose.collect_command:collect",
+            "Write a redacted bundle for a bug report",
+        ),
+        "audit": ("launcher.app.audit_command:audit", "Show who changed what, and when"),
+        "lock": ("launcher.app.lock_command:lock", "Show or break the cluster lock"),
+    },
+    "Plan and prepare": {
+        "plan": (
+            "launcher.planner.plan_command:plan",
+            "Choose TP x PP for a model; estimate its KV cache",
+        ),
+        "recipes": ("launcher.recipes.recipes_command:recipes", "List and show vLLM recipes"),
+        "model": (
+            "launcher.distribute.model_command:model",
+            "List, download, copy and remove models",
+        ),
+        "image": ("launcher.distribute.image_command:image", "List, pull and copy images"),
+        "secrets": ("launcher.cluster.secrets_command:secrets", "List and rotate secrets"),
+        "export": (
+            "launcher.export.export_command:export",
+            "Generate Kubernetes, Prometheus and firewall files",
+        ),
+    },
+    "Tools": {
+        "lab": (
+            "launcher.lab.lab_command:lab",
+            "Run a test cluster on this machine; no GPU needed",
+        ),
+        "config": (
+            "launcher.app.config_command:config",
+            "Validate the inventory and print it in full",
+        ),
+        "schema": (
+            "launcher.cli.schema_command:schema",
+            "Print the JSON Schema of inventories or jobs",
+        ),
+        "completion": ("launcher.cli.completion_command:completion", "Print shell completion"),
+    },
+    "": {  # not listed
+        "payload": ("launcher.cli.payload_command:payload", ""),
+    },
+}
+# name → (module, function, line of help)
+COMMANDS = {
+    name: (*target.split(":"), text)
+    for commands in _SECTIONS.values()
+    for name, (target, text) in commands.items()
+}
 
 # click's names of types, longest first
 _CLICK_NUMBERS = {
@@ -80,12 +159,13 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by section from their tables, without importing them, then options."""
-        rows = sorted((place, name, text) for _, name, (place, text) in entries("COMMANDS"))
-        for tens, title in enumerate(_SECTIONS, 1):
-            if listed := [(f"{name:<10}", text) for at, name, text in rows if at // 10 == tens]:
+        """List the commands by section, without importing them, then options."""
+        for title, commands in _SECTIONS.items():
+            if title:
                 with formatter.section(title):
-                    formatter.write_dl(listed)
+                    formatter.write_dl(
+                        [(f"{name:<10}", text) for name, (_, text) in commands.items()]
+                    )
         click.Command.format_options(self, ctx, formatter)
 
 

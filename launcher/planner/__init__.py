@@ -3,7 +3,3 @@
 Pure: computed from a model's `config.json`, the bytes of its weights, and the GPUs. The rules are
 those of vLLM's own sources, named where they are used; nothing here queries a node.
 """
-
-COMMANDS = {
-    "plan": (50, "Choose TP x PP for a model; estimate its KV cache"),
-}

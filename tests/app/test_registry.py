@@ -1,4 +1,4 @@
-"""Registries of commands and options."""
+"""Registries of options and jobs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import inspect
 
 from launcher.app import registry
 from launcher.app.registry import Workload, workloads
-from launcher.core.registry import entries
-
-
-def test_commands_are_unique() -> None:
-    """By name, and by position in the help."""
-    rows = entries("COMMANDS")
-
-    assert {package for package, _, _ in rows} > {"launcher.lab", "launcher.serving"}
-    assert len({name for _, name, _ in rows}) == len(rows)
-    assert len({position for _, _, (position, _) in rows}) == len(rows)
 
 
 def test_options_of_optional_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -43,6 +44,16 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
         monkeypatch.setattr("types.x", command(body), raising=False)
 
     return make
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_names_functions_of_commands(name: str) -> None:
+    """By module and name, so that an editor finds them; each is named after its command."""
+    module, function, _ = COMMANDS[name]
+    found = getattr(importlib.import_module(module), function)
+
+    assert isinstance(found, click.Command)
+    assert (found.name, function) == (name, name.replace("-", "_"))
 
 
 @pytest.mark.parametrize(
