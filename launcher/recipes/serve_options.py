@@ -13,7 +13,7 @@ from launcher.app.command import CommandContext
 from launcher.core.domain import Inventory
 from launcher.recipes import vllm_command
 from launcher.recipes.vllm_command import VllmCommand
-from launcher.serving.start import StartSpec
+from launcher.serving.start_spec import StartSpec
 from launcher.tools import node_probes, placement, vllm
 from launcher.tools.placement import Placement
 

@@ -222,7 +222,9 @@ def _stop_server(session: Session, start: StartPlan) -> str:
         started = [
             server
             for server in snapshot.servers_state.running
-            if server.desired and server.desired.asked == start.spec.asked
+            if server.name == start.spec.name
+            and server.desired
+            and server.desired.asked == start.spec.asked
         ]
         show_all(
             apply(plan_stop(snapshot.site, started, grace=15), session.transport),

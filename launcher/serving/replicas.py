@@ -38,6 +38,15 @@ def choose_numbers(members: Sequence[Server], count: int | None) -> tuple[int, .
     return tuple(sorted(chosen))
 
 
+def requested_sizes(
+    spec: ServerSpec, inventory: Inventory
+) -> tuple[int | None, int | None, int | None]:
+    """Return TP, PP and DP as requested by the spec, else by the inventory."""
+    if (spec.tp, spec.pp, spec.dp) != (None, None, None):  # sizes of two sources must not mix
+        return spec.tp, spec.pp, spec.dp
+    return inventory.serve.tp, inventory.serve.pp, inventory.serve.dp
+
+
 def share_cluster(spec: S, count: int, inventory: Inventory) -> S:
     """Return a spec for the nodes and GPUs that each of `count` replicas gets by default: several
     nodes, or a part of one.
@@ -111,11 +120,7 @@ def _choose_layout(
     """Return the layout of each replica: the requested one, that of the existing replicas, or the
     default for its share of the cluster.
     """
-    serve = inventory.serve
-    sizes = (spec.tp, spec.pp, spec.dp)
-    if sizes == (None, None, None):  # sizes from two sources must not mix
-        sizes = (serve.tp, serve.pp, serve.dp)
-    tp, pp, dp = sizes
+    tp, pp, dp = requested_sizes(spec, inventory)
     if tp is None and pp is None and (dp or 1) == 1:
         tp, pp, dp = _present_sizes(spec, current) or (tp, pp, dp)
     pcp = vllm.prefill_context_parallel(spec.args)

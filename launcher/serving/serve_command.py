@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,10 @@ from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.registry import extend_options
 from launcher.app.selection import select_model
-from launcher.app.terminal import print_field
-from launcher.core.domain import Backend, Inventory, Ports, ServeDefaults
+from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges
-from launcher.serving import rollback_command
 from launcher.serving.serve_request import merge_vllm_args
-from launcher.serving.start import StartSpec, start_options, start_server, supervision_policy
+from launcher.serving.start_spec import StartSpec, start_options, supervision_policy
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -139,6 +138,9 @@ def serve(
     command to watch it again. Options that are not given have the values of `serve:` in the
     inventory; any of --tp, --pp and --dp replaces all three.
     """
+    from launcher.serving import start
+    from launcher.serving.run_start import StartRun
+
     _check_options(call, replicas=others["replicas"], or_rollback=or_rollback, no_wait=no_wait)
     inventory = call.inventory
     model_name = model or "" if describe else select_model(model, inventory)
@@ -160,30 +162,19 @@ def serve(
     spec = replace(spec, planned=_planner_chooses(call, spec, chosen_by))
     if describe:
         spec = describe(call, spec)
-    _check_placement(spec, inventory)  # before any change
+    empty = ClusterSnapshot(site=Site(inventory))
+    if not (spec.replicas and spec.planned):  # before any change
+        for replica in start.list_specs(spec, empty):
+            replica.build_request(inventory, None)
     if call.offline:
-        _, start_plan = spec.plan_start(inventory, ClusterSnapshot(site=Site(inventory)))
-        call.print_script([start_plan.plan])
+        replicas = start.plan_replicas(spec, empty, requested_at=time.time())
+        call.print_script([replicas.creation_plan()])
         return 0
     with call.session(hooks_of="serve", hook_about=spec.hook_variables(inventory)) as session:
-        begin = rollback_command.start_or_rollback if or_rollback else start_server
-        code, rows = begin(call, session, spec)
-    if not call.as_json:
-        for row in rows:
-            print_field(row)
-    return code
-
-
-def _check_placement(spec: StartSpec, inventory: Inventory) -> None:
-    """Raise RequestError or PlacementError if nothing can place the model."""
-    if not spec.replicas:
-        spec.build_request(inventory, None)
-    elif not spec.planned:
-        from launcher.serving.replicas import place_replicas
-
-        snapshot = ClusterSnapshot(site=Site(inventory))
-        for replica in place_replicas(spec, range(1, spec.replicas + 1), snapshot):
-            replica.build_request(inventory, None)
+        run = StartRun(call=call, session=session)
+        run.run(spec, or_rollback=or_rollback)
+    run.print_rows()
+    return run.code
 
 
 def _check_options(

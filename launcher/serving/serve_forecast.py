@@ -16,8 +16,9 @@ from launcher.planner.estimate import Range
 from launcher.planner.flags import parse_flags
 from launcher.planner.plan_inputs import engine_env, list_hosts, measured_starts, merge_link
 from launcher.planner.plan_json import figures_basis
+from launcher.serving.replicas import share_cluster
 from launcher.serving.serve_request import ServeRequest
-from launcher.serving.start import StartSpec
+from launcher.serving.start_spec import StartSpec
 from launcher.tools import vllm
 from launcher.tools.placement import narrow_inventory
 from launcher.tools.snapshot import ClusterSnapshot
@@ -79,15 +80,20 @@ def _build_question(snapshot: ClusterSnapshot, server: ServerSpec) -> PlanQuesti
     )
 
 
-def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec:
-    """Return the spec with the planner's layout; a server that runs already keeps its own.
+def apply_planned_layout(
+    spec: StartSpec, snapshot: ClusterSnapshot, count: int, *, guess: bool
+) -> StartSpec:
+    """Return the spec with the planner's layout for each of `count` replicas; a server that runs
+    already keeps its own. With `guess`, a model that no node has gets one GPU, and stays `planned`.
 
     Raises RequestError if too little is known for a plan, or no layout fits.
     """
     hint = f"run `vlaunch plan --model {spec.model}` for details, or set `--tp N --pp N`"
     if (running := _keep_running_layout(spec, snapshot)) is not None:
         return running
-    question = _build_question(snapshot, spec)
+    if guess and (snapshot.config is None or not snapshot.weight_bytes):
+        return replace(spec, tp=1, pp=1, dp=1)
+    question = _build_question(snapshot, share_cluster(spec, count, snapshot.site.inventory))
     if question is None:
         raise RequestError(f"no node has the configuration of {spec.model}", hint=hint)
     plan = choose_layout(question, single_server=True)
@@ -96,7 +102,7 @@ def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
     layout = plan.layout
     needs_flag = layout.experts and not question.flags.expert_parallel
     args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if needs_flag else ()))
-    return replace(spec, tp=layout.tp, pp=layout.pp, dp=layout.dp, args=args)
+    return replace(spec, planned=False, tp=layout.tp, pp=layout.pp, dp=layout.dp, args=args)
 
 
 def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
@@ -112,7 +118,7 @@ def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
         return None
     expert_args = (*spec.args, vllm.EXPERT_PARALLEL)
     args = expert_args if original.get("args") == list(expert_args) else spec.args
-    return replace(spec, **sizes, args=args)
+    return replace(spec, planned=False, **sizes, args=args)
 
 
 def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:

@@ -17,6 +17,7 @@ from launcher.app.progress import SilentPrinter
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.events import Event
+from launcher.serving.run_start import StartRun
 from launcher.ssh.fleet import Line
 from tests.command_line import SECRET, Cluster
 from tests.ssh import processes
@@ -98,7 +99,7 @@ def test_a_server_hook_knows_the_model_and_the_endpoint(
     cluster.run("up")
     hook("pre-serve", 'echo "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT"')
     hook("post-serve", 'echo "$VLAUNCH_MODEL answers at $VLAUNCH_ENDPOINT"')
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", lambda *_, **__: (0, []))
+    monkeypatch.setattr(StartRun, "await_answer", lambda run, replica: run.rows.update(default=[]))
     err = cluster.run("serve", "--model", "org/m", "--skip-network-check").err
 
     assert "pre-serve: org/m at http://10.0.0.11:8000" in err

@@ -23,6 +23,8 @@ from launcher.cli.main import run_command
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError, UnreadableAnswer
 from launcher.core.transport import Command
+from launcher.serving.run_start import StartRun
+from launcher.serving.start import Replica
 from launcher.ssh.fleet import Line
 from tests.command_line import ANNA, Cluster, is_locked
 from tests.ssh import processes
@@ -319,11 +321,11 @@ def test_queries_take_no_lock(up: Cluster, parts: list[str]) -> None:
 def test_a_start_is_awaited_without_the_lock(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may work while a model loads."""
 
-    def wait(*_: object, **__: object) -> tuple[int, list[str]]:
+    def wait(run: StartRun, replica: Replica) -> None:
         up.trace.append("wait")
-        return 0, []
+        run.rows[replica.spec.name] = []
 
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
+    monkeypatch.setattr(StartRun, "await_answer", wait)
     ran = up.run("serve", "--model", "org/m", "--skip-network-check")
 
     assert ran.code == 0, ran.err

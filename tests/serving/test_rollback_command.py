@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,8 @@ from launcher.core.errors import (
     UnwatchedError,
     VlaunchError,
 )
-from launcher.serving.serve_request import ServeRequest
+from launcher.serving.run_start import StartRun
+from launcher.serving.start import Replica
 from tests.command_line import Cluster
 
 SERVE = ("serve", "--skip-network-check", "--model")
@@ -25,16 +25,15 @@ SERVE = ("serve", "--skip-network-check", "--model")
 def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
     """Let every server answer at once except those of some models."""
 
-    def wait(
-        session: Any, snapshot: Any, request: ServeRequest, *_: Any, **__: Any
-    ) -> tuple[int, list[str]]:
-        if request.model in silent:
+    def wait(run: StartRun, replica: Replica) -> None:
+        model = replica.spec.model
+        if model in silent:
             raise GateError(
-                f"{request.model} never answered", evidence="the last line", hint="read the log"
+                f"{model} never answered", evidence="the last line", hint="read the log"
             )
-        return 0, [f"endpoint of {request.model}"]
+        run.rows[replica.spec.name] = [f"endpoint of {model}"]
 
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
+    monkeypatch.setattr(StartRun, "await_answer", wait)
 
 
 def fails(
@@ -47,14 +46,15 @@ def fails(
     """Let the first wait fail, after an action; all later ones end with the exit code `after`."""
     errors = [error]
 
-    def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
+    def wait(run: StartRun, replica: Replica) -> None:
         if not errors:
-            return after, []
+            run.code, run.rows[replica.spec.name] = after, []
+            return
         failure = errors.pop()
         meanwhile()
         raise failure
 
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
+    monkeypatch.setattr(StartRun, "await_answer", wait)
 
 
 def record_answer(cluster: Cluster, name: str = "default") -> None:
@@ -373,10 +373,10 @@ def test_a_lost_rollback_is_no_failure(served: Cluster, monkeypatch: pytest.Monk
         ServerError("the server did not start"),
     ]
 
-    def wait(*_: Any, **__: Any) -> Any:
+    def wait(run: StartRun, replica: Replica) -> None:
         raise errors.pop()
 
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
+    monkeypatch.setattr(StartRun, "await_answer", wait)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert f"{OLD} was started again, but the server cannot be watched any more" in ran.err

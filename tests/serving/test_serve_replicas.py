@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.core.errors import GateError, StoppedError, VlaunchError
-from launcher.serving.start import PendingStart, StartSpec
+from launcher.serving.run_start import StartRun
+from launcher.serving.start import Replica
 from tests.command_line import INVENTORY, Cluster, Ran
 
 SERVE = ("serve", "--name", "chat", "--skip-network-check", "--model", "org/m")
@@ -26,14 +27,16 @@ class Answers:
         self.codes: dict[str, int] = {}
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def wait(self, session: Any, pending: PendingStart, spec: StartSpec) -> tuple[int, list[str]]:
+    def wait(self, run: StartRun, replica: Replica) -> None:
         """Answer, and add the server to the history like the supervisor."""
+        spec = replica.spec
         key = " ".join((spec.name, *spec.args))
         self.meanwhile()
         if key in self.errors:
             raise self.errors[key]
-        if key in self.codes:
-            return self.codes.pop(key), []
+        run.code = self.codes.pop(key, 0)
+        if run.code:
+            return
         self.came.append(key)
         files = self.cluster.world.machines["gpu01"].files
         desired = json.loads(files[f"server/{spec.name}/desired.json"])
@@ -41,13 +44,17 @@ class Answers:
         others = [entry for entry in before if entry["desired"]["id"] != desired["id"]]
         entries = [{"at": 1.0, "desired": desired}, *others]
         files[f"server/{spec.name}/history.json"] = json.dumps(entries).encode()
-        return 0, [f"endpoint     of {spec.name}", f"model        {spec.model}"]
+        run.rows[spec.name] = [f"endpoint     of {spec.name}", f"model        {spec.model}"]
 
 
 @pytest.fixture
 def answers(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers(up)
-    monkeypatch.setattr("launcher.serving.start._wait_for_answer", answers.wait)
+
+    def wait(run: StartRun, replica: Replica) -> None:
+        answers.wait(run, replica)
+
+    monkeypatch.setattr(StartRun, "await_answer", wait)
     return answers
 
 
