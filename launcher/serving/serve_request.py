@@ -15,7 +15,7 @@ from launcher.tools.placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest(ServerSpec):
-    """A server's spec with its placement, which fixes the sizes that the spec may leave open.
+    """A server's spec with its placement, whose sizes it takes.
 
     Without an address of its own (`default_host`), `host` follows from inventory and placement;
     empty, each API listens on its node's `ip`.
@@ -24,24 +24,21 @@ class ServeRequest(ServerSpec):
     placement: Placement
     default_host: bool = False
 
-    @property
-    def spec(self) -> ServerSpec:
-        """Spec with the sizes of the placement."""
-        placement = self.placement
-        return ServerSpec(
-            **{**self.spec_fields(), "tp": placement.tp, "pp": placement.pp, "dp": placement.dp}
-        )
+    def __post_init__(self) -> None:
+        """Take the sizes of the placement."""
+        for name in ("tp", "pp", "dp"):
+            object.__setattr__(self, name, getattr(self.placement, name))
 
     def build_command(self, process_args: Argv = (), ip: str = "") -> Argv:
         """Return the command of one process, with that process's own options; `ip` is its node's
         address.
         """
-        placement, spec = self.placement, self.spec
+        placement = self.placement
         if self.backend == "ray" and placement.dp > 1:
             # For replicas that span nodes, vLLM computes it.
             local = long_options(data_parallel_size_local=placement.replicas[0][1])
             process_args = process_args if placement.spans else (*local, *process_args)
-        return vllm.serve(spec if spec.host else replace(spec, host=ip), process_args)
+        return vllm.serve(self if self.host else replace(self, host=ip), process_args)
 
     @property
     def balancing(self) -> vllm.Balancing:
@@ -62,7 +59,7 @@ class ServeRequest(ServerSpec):
         """Spec with which a later run starts the same server (`tools/history.py`)."""
         lists = {"args": list(self.args), "nodes": list(self.nodes)}
         host = "" if self.default_host else self.host
-        spec = {**self.spec.spec_fields(), **lists, "host": host}
+        spec = {**self.spec_fields(), **lists, "host": host}
         del spec["name"]  # its folder has it
         return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 

@@ -38,7 +38,8 @@ def build_spec(
     snapshot: ClusterSnapshot, request: ServeRequest, *, requested_at: float, policy: Policy
 ) -> Desired:
     """Return the spec of a request."""
-    inventory, placement = snapshot.site.inventory, request.placement
+    inventory, placement, id = snapshot.site.inventory, request.placement, request.digest
+    logs = engine_log.variables(inventory, log_name(request.name, id))
     image = snapshot.site.image(inventory.head, inventory.image)
     outside = request.backend == "mp"
     ray = Ray(
@@ -51,10 +52,10 @@ def build_spec(
     )
     return Desired(
         name=request.name,
-        id=request.digest,
+        id=id,
         model=request.model,
         backend=request.backend,
-        processes=tuple(_build_processes(snapshot, request, policy)),
+        processes=tuple(_build_processes(snapshot, request, policy, logs)),
         host=request.host,
         port=request.port,
         places=dict(placement.nodes),
@@ -72,17 +73,15 @@ def build_spec(
 
 
 def _build_processes(
-    snapshot: ClusterSnapshot, request: ServeRequest, policy: Policy
+    snapshot: ClusterSnapshot, request: ServeRequest, policy: Policy, logs: Mapping[str, str]
 ) -> Iterator[ProcessSpec]:
-    """Yield the engine's processes, one with an API first."""
+    """Yield the engine's processes, one with an API first; `logs` are variables of their logs."""
     inventory, placement = snapshot.site.inventory, request.placement
     ready = {_READY_TIMEOUT: f"{max(3600, policy.start_timeout):.0f}"}
 
-    logging = engine_log.variables(inventory, log_name(request.name, request.digest))
-
     def env(node: Node, extra: Mapping[str, str]) -> dict[str, str]:
         # The container already has the inventory's variables, which come first.
-        variables = {**request.env, **ready, **extra, **logging}
+        variables = {**request.env, **ready, **extra, **logs}
         return {name: value for name, value in sorted(variables.items()) if name not in node.env}
 
     nodes = request.rank_nodes(inventory)
@@ -169,8 +168,8 @@ def _assign_gpus(
 
 def write_spec(site: Site, spec: Desired) -> Step:
     """Write the spec to the head's disk; a script sets the request time when it runs."""
-    text = json.dumps(spec.as_json())
-    before, after = json.dumps({**spec.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
+    fields = spec.as_json()
+    before, after = json.dumps({**fields, "asked": "@asked@"}).split('"@asked@"', 1)
     folder = servers.server_dir(site, spec.name)
     return Step(
         title=f"saving the spec of server `{spec.name}` ({spec.model})",
@@ -178,7 +177,7 @@ def write_spec(site: Site, spec: Desired) -> Step:
             node=site.head.name,
             argv=("sh", "-c", _WRITE_SPEC, "want", folder, state.DESIRED),
             timeout=30,
-            stdin=text.encode,
+            stdin=json.dumps(fields).encode,
             shown_stdin=f'printf %s {shlex.quote(before)}"$(date +%s)"{shlex.quote(after)}',
         ),
     )
