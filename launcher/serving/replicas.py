@@ -7,6 +7,7 @@ from typing import TypeVar
 from launcher.agent.state import replica_name, replica_number
 from launcher.core.domain import Inventory, ServerSpec
 from launcher.core.errors import PlacementError, RequestError
+from launcher.core.sizes import format_count
 from launcher.tools import serving_judges, vllm
 from launcher.tools.placement import Placement, choose_placement, narrow_inventory
 from launcher.tools.servers import Server, gpus_by_node
@@ -189,10 +190,11 @@ def _check_total(
     advice = [f"use `--replicas {fitting}`"] if fitting else []
     advice += ["fewer GPUs for each: `--tp`"] if layout.world > 1 else []
     hints = [" or ".join(advice), *(f"stop {u.label}: `{u.stop_command}`" for u in users)]
-    subject = f"{count} {'replica' if count == 1 else 'replicas'} of {_format_gpus(layout.world)}"
+    size, total = format_count(layout.world, "GPU"), format_count(needed, "GPU")
+    verb = "needs" if count == 1 else "need"
     place = f"{'these nodes have' if spec.nodes else 'the cluster has'} {inventory.gpus:g}"
     raise PlacementError(
-        f"{subject} ({layout.label}) {'needs' if count == 1 else 'need'} {_format_gpus(needed)};"
+        f"{format_count(count, 'replica')} of {size} ({layout.label}) {verb} {total};"
         f" {place}{_describe_users(used, users)}",
         hint="\n".join(filter(None, hints)),
     )
@@ -203,10 +205,6 @@ def _describe_users(used: float, users: Sequence[GpuUser]) -> str:
         return ""
     labels = [user.label if len(users) == 1 else f"{user.label} ({user.gpus:g})" for user in users]
     return f", of which {used:g} {'is' if used == 1 else 'are'} used by {', '.join(labels)}"
-
-
-def _format_gpus(count: float) -> str:
-    return f"{count:g} {'GPU' if count == 1 else 'GPUs'}"
 
 
 def _unit(layout: Placement) -> int:
@@ -249,8 +247,8 @@ class _Room:
             chosen = tuple(name for name in self.free if name in best)
             return replace(replica, nodes=chosen, gpus=share)
         raise PlacementError(
-            f"server `{replica.name}` of {_format_gpus(layout.world)} ({layout.label}) fits on no"
-            " nodes, which must have equal numbers of free GPUs",
+            f"server `{replica.name}` of {format_count(layout.world, 'GPU')} ({layout.label})"
+            " fits on no nodes, which must have equal numbers of free GPUs",
             evidence="free GPUs: " + ", ".join(f"{node} {n}" for node, n in self.free.items()),
             hint="use fewer replicas, or fewer GPUs for each: `--replicas`, `--tp`",
         )

@@ -56,22 +56,22 @@ def choose_previous(
 
 
 def check_unchanged(
-    current: Server | None, digest: str, asked: float | None, failure: VlaunchError
+    current: Server | None, digest: str, requested_at: float | None, failure: VlaunchError
 ) -> None:
     """Raise RollbackSkipped if another operator has changed the server that failed to start.
 
-    `current` is the server of its name, `digest` its own, and `asked` the time of its spec; None if
-    none was written.
+    `current` is the server of its name now; `digest` is the id of the one that failed, and
+    `requested_at` the time in its spec, None if none was written.
     """
     conflict, spec = "", current.desired if current is not None else None
-    if asked is None:
+    if requested_at is None:
         if current is not None and current.runs and current.id != digest:
             conflict = f"{current.model} is running ({current.label})"
     elif spec is None:
         # After a failed network check, this command stopped the server itself (GateError).
         if isinstance(failure, NodeError | ServerError | DeadlineError):
             conflict = "another operator has stopped it"
-    elif spec.asked != asked:
+    elif spec.asked != requested_at:
         conflict = f"another operator has started {spec.model} there"
     if conflict:
         hint = "run `vlaunch status` and `vlaunch audit` to see what changed"

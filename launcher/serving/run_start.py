@@ -39,8 +39,8 @@ _UNKNOWN = (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer)
 
 @dataclass(kw_only=True)
 class StartRun:
-    """The start of a server or its replicas, and what came of it: the rows to print for each, and
-    the exit code, 130 after Ctrl-C.
+    """The start of a server's replicas and its results: the rows to print for each, and the exit
+    code, 130 after Ctrl-C.
     """
 
     call: CommandContext
@@ -86,10 +86,10 @@ class StartRun:
         if not dry_run:
             servers.require_servers(locked, snapshot)
         self.began = time.monotonic()
-        if spec.fetch or inventory.models.spread == "auto":
-            self._start_with_model(locked, spec, snapshot, files)
-        else:
+        if not spec.fetch and inventory.models.spread != "auto":
             self._start(locked, plan_replicas(spec, snapshot, requested_at=time.time()), files)
+        else:
+            self._start_with_model(locked, spec, snapshot, files)
 
     def _start_with_model(
         self, locked: Session, spec: StartSpec, snapshot: ClusterSnapshot, files: Plan
@@ -97,7 +97,7 @@ class StartRun:
         """Copy the model to the nodes that lack it, then create the servers; a dry run notes it."""
         early = plan_replicas(spec, snapshot, requested_at=time.time(), guess=True)
         guess = False
-        if self.call.dry_run:
+        if self.call.dry_run:  # it shows several replicas with the guess
             notes = model_fetch.dry_run_notes(snapshot, spec.model, early.nodes)
             spec, guess = replace(spec, notes=(*spec.notes, *notes)), early.grouped
         elif early.started:  # a running server has its model
@@ -170,13 +170,13 @@ class StartRun:
         running = [replica for replica in replicas.listed if replica.runs]
         for number, replica in enumerate(running):
             others = [r.spec.name for r in running[number + 1 :] if r.in_turn]
-            one = StartRun(call=self.call, session=self.session)
+            turn = StartRun(call=self.call, session=self.session)
             with _naming(replica.spec, changed=list(self.rows), unchanged=others):
-                one.run(replica.spec, or_rollback=True)
-            self.code = one.code
+                turn.run(replica.spec, or_rollback=True)
+            self.code = turn.code
             if self.code:
                 return
-            self.rows |= one.rows
+            self.rows |= turn.rows
         with self.call.locked(self.session) as locked:
             snapshot = servers.query_cluster(locked, model=spec.model, planning=True)
             self.replicas = plan_replicas(spec, snapshot, requested_at=time.time())
@@ -226,7 +226,7 @@ class StartRun:
         session, name = self.session, spec.name
         session.warn("serve", f"{spec.model} failed to start: {failure.message}")
         digest = spec.build_request(session.inventory, None).digest
-        asked = self.replicas.listed[0].start.spec.asked if self.replicas else None
+        requested_at = self.replicas.listed[0].start.spec.asked if self.replicas else None
         call = replace(self.call, lock_wait=max(self.call.lock_wait, 60))
         retry = StartRun(call=call, session=session)
         previous: ServerRevision | None = None
@@ -235,7 +235,7 @@ class StartRun:
                 snapshot = servers.query_cluster(locked, head_only=True)
                 servers.require_servers(locked, snapshot)
                 listed = {server.name: server for server in snapshot.servers_state.servers}
-                rollback.check_unchanged(listed.get(name), digest, asked, failure)
+                rollback.check_unchanged(listed.get(name), digest, requested_at, failure)
                 previous = rollback.choose_previous(locked, name, digest)
                 again = replace(
                     spec,

@@ -138,8 +138,8 @@ def serve(
     command to watch it again. Options that are not given have the values of `serve:` in the
     inventory; any of --tp, --pp and --dp replaces all three.
     """
-    from launcher.serving import start
     from launcher.serving.run_start import StartRun
+    from launcher.serving.start import plan_replicas
 
     _check_options(call, replicas=others["replicas"], or_rollback=or_rollback, no_wait=no_wait)
     inventory = call.inventory
@@ -163,11 +163,9 @@ def serve(
     if describe:
         spec = describe(call, spec)
     empty = ClusterSnapshot(site=Site(inventory))
-    if not (spec.replicas and spec.planned):  # before any change
-        for replica in start.list_specs(spec, empty):
-            replica.build_request(inventory, None)
+    _check_placement(spec, empty)  # before any change
     if call.offline:
-        replicas = start.plan_replicas(spec, empty, requested_at=time.time())
+        replicas = plan_replicas(spec, empty, requested_at=time.time())
         call.print_script([replicas.creation_plan()])
         return 0
     with call.session(hooks_of="serve", hook_about=spec.hook_variables(inventory)) as session:
@@ -175,6 +173,18 @@ def serve(
         run.run(spec, or_rollback=or_rollback)
     run.print_rows()
     return run.code
+
+
+def _check_placement(spec: StartSpec, empty: ClusterSnapshot) -> None:
+    """Raise RequestError or PlacementError if nothing can place the model."""
+    from launcher.serving.replicas import place_replicas
+
+    placed: tuple[StartSpec, ...] = (spec,)
+    if spec.replicas:  # the planner's layout is not known yet
+        numbers = range(1, spec.replicas + 1)
+        placed = () if spec.planned else place_replicas(spec, numbers, empty)
+    for replica in placed:
+        replica.build_request(empty.site.inventory, None)
 
 
 def _check_options(

@@ -126,62 +126,41 @@ def plan_replicas(
         RequestError: the server cannot be started like this, or too little is known for a plan.
         PlacementError: the model or the replicas do not fit.
     """
-    numbers = _choose_numbers(spec, snapshot)
-    members = list_members(snapshot, spec.name) if numbers else ()
+    members = list_members(snapshot, spec.name)
+    grouped = bool(spec.replicas) or (len(members) > 1 and not spec.partial)
+    members = members if grouped else ()
+    numbers = choose_numbers(members, spec.replicas)
     if spec.planned:
-        spec = serve_forecast.apply_planned_layout(spec, snapshot, len(numbers) or 1, guess=guess)
+        spec = serve_forecast.apply_planned_layout(spec, snapshot, len(numbers), guess=guess)
+    specs: tuple[StartSpec, ...] = (spec,)
+    if grouped:
+        specs = place_replicas(replace(spec, replicas=None, partial=True), numbers, snapshot)
     running = {server.name for server in members if server.runs}
     listed = list[Replica]()
-    for placed in list_specs(spec, snapshot):
+    for placed in specs:
         checked = any(not other.start.attached for other in listed)  # the arguments are the same
-        replica = replace(placed, check_flags=placed.check_flags and not checked)
-        request = replica.build_request(snapshot.site.inventory, snapshot.config)
-        start = _plan_start(replica, request, snapshot, requested_at)
-        listed.append(
-            Replica(
-                spec=replica,
-                snapshot=snapshot,
-                request=request,
-                start=start,
-                forecast=serve_forecast.plan_memory(snapshot, request),
-                runs=replica.name in running,
-            )
-        )
-        if not start.attached:
-            snapshot = snapshot.with_server(start.spec)
-    names = {replica.spec.name for replica in listed}
+        own_spec = replace(placed, check_flags=False) if checked else placed
+        replica = _plan_replica(own_spec, snapshot, requested_at, runs=placed.name in running)
+        listed.append(replica)
+        if grouped and not replica.start.attached:
+            snapshot = snapshot.with_server(replica.start.spec)
+    names = {replica.name for replica in specs}
     removed = tuple(server for server in members if server.name not in names)
-    return Replicas(spec=spec, listed=tuple(listed), removed=removed, grouped=bool(numbers))
+    return Replicas(spec=spec, listed=tuple(listed), removed=removed, grouped=grouped)
 
 
-def list_specs(spec: StartSpec, snapshot: ClusterSnapshot) -> tuple[StartSpec, ...]:
-    """Return the spec of each replica of a server: its own if it is to be the only one.
-
-    Raises RequestError and PlacementError.
-    """
-    numbers = _choose_numbers(spec, snapshot)
-    if not numbers:
-        return (spec,)
-    return place_replicas(replace(spec, replicas=None, partial=True), numbers, snapshot)
-
-
-def _choose_numbers(spec: StartSpec, snapshot: ClusterSnapshot) -> tuple[int, ...]:
-    """Return the numbers of a server's replicas; none if it is to be the only one."""
-    members = list_members(snapshot, spec.name)
-    several = spec.replicas or (len(members) > 1 and not spec.partial)
-    return choose_numbers(members, spec.replicas) if several else ()
-
-
-def _plan_start(
-    spec: StartSpec, request: ServeRequest, snapshot: ClusterSnapshot, requested_at: float
-) -> StartPlan:
+def _plan_replica(
+    spec: StartSpec, snapshot: ClusterSnapshot, requested_at: float, *, runs: bool
+) -> Replica:
+    inventory = snapshot.site.inventory
+    request = spec.build_request(inventory, snapshot.config)
     stages: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()
     if not spec.skip_network_check:
         stages, notes = network_gate.plan_network_check(
-            snapshot.site.inventory, snapshot, request, pair_timeout=spec.pair_timeout
+            inventory, snapshot, request, pair_timeout=spec.pair_timeout
         )
-    return plan_serve(
+    start = plan_serve(
         snapshot,
         request,
         requested_at=requested_at,
@@ -191,4 +170,8 @@ def _plan_start(
         replace_other=spec.replace_other,
         require_unsupervised=spec.unsupervised,
         check_flags=spec.check_flags,
+    )
+    forecast = serve_forecast.plan_memory(snapshot, request)
+    return Replica(
+        spec=spec, snapshot=snapshot, request=request, start=start, forecast=forecast, runs=runs
     )

@@ -1,4 +1,4 @@
-"""What a command is to start: a server's spec, its supervision, and the options of the start."""
+"""Request to start a server: its spec, its supervision, and the options of the start."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

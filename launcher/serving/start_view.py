@@ -1,4 +1,4 @@
-"""What `serve` and `rollback` show of a start."""
+"""Output of `serve` and `rollback`: notes, warnings and results of a start."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

@@ -186,6 +186,19 @@ def test_ranks_below_the_level_stop_the_server(cluster: Cluster, allow: bool, co
     assert allow or "hint: " in ran.err
 
 
+def test_other_replicas_are_not_stopped(cluster: Cluster) -> None:
+    """Only the one whose ranks are below the level, although all were requested at once."""
+    cluster.write(ROCE + INVENTORY)
+    assert cluster.run("up").code == 0
+    cluster.world.links["gpu01", "gpu02"] = RDMA
+    answering(cluster, TCP)
+    layout = ("--backend", "mp", "--gpus", "4", "--tp", "4", "--pp", "2")
+    ran = cluster.run(*SERVE, "--replicas", "2", *layout)
+
+    assert (ran.code, "server `default`: the server answered, but" in ran.err) == (1, True), ran.err
+    assert [server["name"] for server in cluster.world.servers()] == ["default.2"]
+
+
 def test_an_attached_server_is_not_stopped(cluster: Cluster) -> None:
     """It only warns; the operator decides about a stop."""
     cluster.write(ROCE + INVENTORY)

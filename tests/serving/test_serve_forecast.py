@@ -104,6 +104,11 @@ def test_the_plan_chooses_for_replicas(llama: Cluster, backend: str) -> None:
     llama.world.changes.clear()
     again = llama.run(*SERVE, *options, *LENGTH)
     assert (again.code, llama.world.verbs()) == (0, []), again.err
+    for machine in llama.world.machines.values():
+        machine.model = machine.config = None  # there is nothing to plan with
+    for more in ((), ("--fetch",)):
+        again = llama.run(*SERVE, *options, *more, *LENGTH)
+        assert (again.code, llama.world.verbs()) == (0, []), again.err
 
 
 def test_experts_follow_the_plan(llama: Cluster) -> None:
