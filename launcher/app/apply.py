@@ -120,9 +120,8 @@ class _PlanRun:
     def _await_gate(self, stage: Stage, gate: Gate) -> Iterator[Event]:
         began = self._clock()
         holding_since: float | None = None
-        last_text = ""
         if gate.progress_text:
-            yield Event(kind="wait", stage=stage.id, text=gate.progress_text, state="running")
+            yield Event(kind="wait", stage=stage.id, text=gate.progress_text)
         while True:
             findings = gate.judge(run_by_node(self._transport, gate.queries))
             now, status = self._clock(), worst_status(findings)
@@ -135,16 +134,13 @@ class _PlanRun:
                 holding_since = None
             if status == "fail" or (status == "wait" and now - began >= gate.deadline):
                 raise _gate_error(gate, self._explain(gate, findings), findings)
-            text = _describe_wait(gate, findings)
             yield Event(
                 kind="wait",
                 stage=stage.id,
-                text=text,
-                state="running" if text != last_text else "",
+                text=_describe_wait(gate, findings),
                 seconds=now - began,
                 deadline=gate.deadline,
             )
-            last_text = text
             self._sleep(gate.every)
 
     def _explain(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:

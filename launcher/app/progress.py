@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PER_SECOND = 8  # redraws: one for each event is too often with many nodes
+_LINE_INTERVAL = 10.0  # seconds between two lines of progress in a pipe
 
 _SIGNS: dict[State, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
@@ -136,17 +137,32 @@ class JsonLines(SilentPrinter):
 
 
 class PlainLines(SilentPrinter):
-    """One line per event on standard error; repeated waits and starts of steps are left out."""
+    """One line per event on standard error, except the starts of steps. A wait is a line when its
+    text is new; progress, whose text is always new, every ten seconds.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._fold = _Fold()
+        self._clock = clock
+        self._wait_text = ""
+        self._progress_at: dict[str, float] = {}  # time of the last line, by stage
 
     def show(self, event: Event) -> None:
         """Print the event, unless it is redundant."""
         event = strip_codes(event)
         folded = self._fold.add(event)
-        if folded is not None:
+        if folded is not None and (event.kind != "wait" or self._is_due(event)):
             self._print(folded)
+
+    def _is_due(self, wait: Event) -> bool:
+        if not wait.data:
+            before, self._wait_text = self._wait_text, wait.text
+            return wait.text != before
+        now = self._clock()
+        due = now - self._progress_at.setdefault(wait.stage, now) >= _LINE_INTERVAL
+        if due:
+            self._progress_at[wait.stage] = now
+        return due
 
     def __exit__(
         self,
@@ -187,18 +203,11 @@ def format_plain(event: Event) -> str:
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
-        return _format_wait(event)
+        return f"  {text}" if event.data else f"  waiting: {text}"
     if event.kind == "step" and event.state == "running":
         return f"  {prefix}{text} …" if event.data.get("slow") else ""
     label = _SIGNS[event.state][1]
     return f"  {label + ' ' if label else ''}{prefix}{text}{duration}"
-
-
-def _format_wait(event: Event) -> str:
-    if event.state != "running":
-        return ""
-    # An event with data shows progress.
-    return f"  {event.text}" if event.data else f"  waiting: {event.text}"
 
 
 class LiveLines(SilentPrinter):

@@ -40,7 +40,6 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 _STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are error rows.")
-_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 
 
 @command(
@@ -97,7 +96,7 @@ def batch(
 
 def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     """Yield a plan's events, merging those of its `pieces` of files into one display."""
-    began = last_report = time.monotonic()
+    began = time.monotonic()
     sent: list[str] = []
     for event in events:
         if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
@@ -106,19 +105,14 @@ def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
         if not _is_piece(event):
             yield event
             continue
-        now = time.monotonic()
         if event.state == "ok":
             sent.append(event.text)
-        report = now - last_report >= _LINE_INTERVAL
-        if report:
-            last_report = now
         text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
         yield Event(
             kind="wait",
             stage="ship",
             text=text,
-            state="running" if report else "",
-            seconds=now - began,
+            seconds=time.monotonic() - began,
             data={"pieces": len(sent)},
         )
 

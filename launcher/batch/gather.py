@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,12 +21,11 @@ from launcher.core.errors import BatchError, NodeError, UnreadableAnswer, Vlaunc
 from launcher.core.events import Event
 from launcher.core.sizes import format_decimal_size
 from launcher.core.transport import Transport
+from launcher.tools.follow import INTERVAL, Contact
 from launcher.tools.site import Site
 
 _MAX_LIST_BYTES = 256 * 2**20  # bytes of the file list
 _STAGE = "gather"
-_GIVE_UP_AFTER = 45.0  # seconds without an answer before giving up
-_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 T = TypeVar("T")
 # Yields the content of a file in the head's container; raises NodeError.
 ReadFile = Callable[[str], Iterator[bytes]]
@@ -70,7 +68,7 @@ def gather(
     gone = _outdated_files(output, folder, files)
     total = sum(file.bytes for file in missing)
     folder.check_room(total)
-    yield from _fetch_all(output, folder, missing, clock)
+    yield from _fetch_all(output, folder, missing)
     with folder.writing():
         for name in gone:
             (folder.path / name).unlink(missing_ok=True)
@@ -127,10 +125,9 @@ def _fetch_all(
     output: _RemoteOutput,
     folder: OutputFolder,
     files: Sequence[OutputFile],
-    clock: Callable[[], float],
 ) -> Iterator[Event]:
     """Fetch files in order, reporting progress after each block."""
-    total, so_far, last_report = sum(file.bytes for file in files), 0, clock()
+    total, so_far = sum(file.bytes for file in files), 0
     for index, file in enumerate(files, start=1):
         path = folder.path / file.path
         with folder.writing():
@@ -141,18 +138,8 @@ def _fetch_all(
                     f"gathering file {index} of {len(files)}, {format_decimal_size(now)} of"
                     f" {format_decimal_size(total)}"
                 )
-                report, last_report = (
-                    (True, clock())
-                    if clock() - last_report >= _LINE_INTERVAL
-                    else (False, last_report)
-                )
-                yield Event(
-                    kind="wait",
-                    stage=_STAGE,
-                    text=text,
-                    state="running" if report else "",
-                    data={"bytes": now, "total": total},
-                )
+                data = {"bytes": now, "total": total}
+                yield Event(kind="wait", stage=_STAGE, text=text, data=data)
             so_far += file.bytes
 
 
@@ -169,7 +156,8 @@ class _RemoteOutput:
         sleep: Callable[[float], None],
     ) -> None:
         self._site, self._work, self._transport, self._read = site, work, transport, read
-        self._clock, self._sleep = clock, sleep
+        self._contact, self._sleep = Contact(clock=clock), sleep
+        self._furthest = 0  # most bytes of the present file that any try has read
 
     @property
     def head(self) -> str:
@@ -180,7 +168,6 @@ class _RemoteOutput:
         command = self._site.in_container(
             self._site.head, job_store.build_command("outputs", self._work), timeout=900
         )
-        began = self._clock()
         while True:
             (answer,) = self._transport.run([command])
             try:
@@ -188,21 +175,21 @@ class _RemoteOutput:
                 return job_store.parse_outputs(self.head, self._read_list())
             except UnreadableAnswer as error:
                 # Only silence is temporary: an unreadable answer would repeat.
-                self._wait(error, began if answer.code == 255 else -math.inf)
+                self._wait(error, temporary=answer.code == 255)
             except NodeError as error:
-                self._wait(error, began)
+                self._wait(error)
 
     def fetch(self, path: Path, file: OutputFile) -> Iterator[int]:
         """Copy a file to a hidden one and rename it after verification; yield bytes so far."""
         part = path.with_name(f".{path.name}~")
-        began = self._clock()
+        self._furthest = 0
         try:
             while True:
                 try:
                     digest = yield from self._copy_file(part, file)
                     break
                 except NodeError as error:
-                    self._wait(error, began)
+                    self._wait(error)
             if digest != file.sha256:
                 raise NodeError(
                     self.head,
@@ -228,6 +215,9 @@ class _RemoteOutput:
         with new_file(part) as out:
             for block in self._read(job_store.output_file(self._work, file)):
                 count += len(block)
+                if count > self._furthest:
+                    self._furthest = count
+                    self._contact.restore()
                 if count > file.bytes:
                     return ""
                 out.write(block)
@@ -237,15 +227,15 @@ class _RemoteOutput:
             os.fsync(out.fileno())
         return digest.hexdigest()
 
-    def _wait(self, error: VlaunchError, began: float) -> None:
+    def _wait(self, error: VlaunchError, *, temporary: bool = True) -> None:
         """Sleep before the next try; raises BatchError after the time limit."""
-        if self._clock() - began >= _GIVE_UP_AFTER:
+        if not temporary or self._contact.lose():
             raise BatchError(
                 f"cannot fetch the output: {error.message}",
                 evidence=error.evidence,
                 hint="it stays on the head: the same command fetches the missing files",
             ) from None
-        self._sleep(1.0)
+        self._sleep(INTERVAL)
 
 
 def _summarize(done: GatherResult) -> str:

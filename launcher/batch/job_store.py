@@ -5,7 +5,6 @@ The head is not trusted with paths: only names that this program would give are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import serving_judges
+from launcher.tools.follow import log_lines
 
 _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
 _MAX_BYTES = 2**53  # bytes; larger than any disk
@@ -156,7 +156,7 @@ def parse_follow(answer: Answer) -> JobUpdate:
         message=to_line(job.get("message")),
         exit_code=code if type(code) is int else None,
         progress=parse_progress(payload.get("progress")),
-        lines=tuple(line for line in re.split(r"[\r\n]+", untrusted.truncate(log)) if line.strip()),
+        lines=log_lines(log),
         offset=offset,
     )
 

@@ -12,22 +12,19 @@ from typing import Any
 from launcher.batch import job_store, progress_text
 from launcher.batch.driver.progress import JobFailure, Progress
 from launcher.batch.job_store import JobUpdate
-from launcher.core import untrusted
 from launcher.core.errors import BatchError, DeadlineError, UnreadableAnswer
 from launcher.core.events import Event
 from launcher.core.transport import Transport
 from launcher.failures.explain import explain
+from launcher.tools.follow import INTERVAL, Contact
 from launcher.tools.servers import replace_addresses
 from launcher.tools.serving_judges import OVER
 from launcher.tools.site import Site
 
 _STAGE = "batch"
-_INTERVAL = 1.0
 # seconds that the head waits for a change before answering: each query is a process, which takes
 # time from the engines of a small node
 _PATIENCE = 3.0
-_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
-_GIVE_UP_AFTER = 45.0  # seconds without an answer before giving up
 _WARNINGS = 200  # at most this many are reported
 # seconds without progress, normally written every second, before the driver counts as hung
 _SILENCE_LIMIT = 300.0
@@ -91,9 +88,8 @@ class _JobWatcher:
         self._progress, self._offset = Progress(), 0
         self._lines: deque[str] = deque(maxlen=2000)
         self._warned: set[str] = set()
-        self._lost_since: float | None = None
+        self._contact = Contact(clock=clock)
         self._over_since: float | None = None
-        self._reported_at, self._reported_text = float("-inf"), ""
 
     def follow(self, *, quiet: bool) -> Generator[Event, None, Progress]:
         """Query until the driver exits; raises the errors of `watch_job`."""
@@ -109,7 +105,7 @@ class _JobWatcher:
                 if self._clock() - self._updated_at >= _SILENCE_LIMIT:
                     raise self._hang_error()
             yield self._wait_event(self._clock())
-            self._sleep(_INTERVAL)
+            self._sleep(INTERVAL)
 
     def _query(self, now: float) -> JobUpdate | None:
         """Query once; return None on an error, which is tolerated for a while."""
@@ -127,8 +123,7 @@ class _JobWatcher:
         try:
             update = job_store.parse_follow(answer)
         except UnreadableAnswer as error:
-            self._lost_since = now if self._lost_since is None else self._lost_since
-            if now - self._lost_since >= _GIVE_UP_AFTER:
+            if self._contact.lose():
                 raise BatchError(
                     f"{self._watched.title} can no longer be watched: {error.message}",
                     evidence=error.evidence,
@@ -138,10 +133,9 @@ class _JobWatcher:
                     ),
                 ) from None
             return None
-        self._lost_since, self._offset = None, update.offset
-        self._lines.extend(
-            untrusted.sanitize(line)[: untrusted.MAX_LINE_LENGTH] for line in update.lines
-        )
+        self._contact.restore()
+        self._offset = update.offset
+        self._lines.extend(update.lines)
         # Progress of an earlier run says nothing about this one.
         if update.progress.submission != self._watched.job:
             update = replace(
@@ -189,11 +183,11 @@ class _JobWatcher:
             return True
         # Ray was queried first: the driver's report may have come between, and a process takes a
         # moment to exit.
-        return now - self._over_since >= (2 * _INTERVAL if update.status in OVER else _END_LIMIT)
+        return now - self._over_since >= (2 * INTERVAL if update.status in OVER else _END_LIMIT)
 
     def _wait_event(self, now: float) -> Event:
         progress = self._progress
-        if self._lost_since is not None:
+        if self._contact.is_lost:
             text = "the head does not respond"
         elif progress.state == "running":
             text = progress_text.progress_line(progress)
@@ -201,21 +195,13 @@ class _JobWatcher:
             text = progress_text.state_text(progress.state) + (
                 f": {progress.text}" if progress.text else ""
             )
-        reported = (
-            text if self._lost_since is not None or progress.state != "running" else "running"
-        )
-        report = reported != self._reported_text or (
-            progress.state == "running" and now - self._reported_at >= _LINE_INTERVAL
-        )
-        if report:
-            self._reported_at, self._reported_text = now, reported
+        running = progress.state == "running" and not self._contact.is_lost
         return Event(
             kind="wait",
             stage=_STAGE,
             text=text,
-            state="running" if report else "",
             seconds=now - self._began,
-            data=progress_data(progress),
+            data=progress_data(progress) if running else {},
         )
 
     def _failure_error(self, update: JobUpdate) -> BatchError:

@@ -13,7 +13,8 @@ class Event:
     """A progress event.
 
     `stage` is the stage's id; an empty `node` means all nodes. `seconds` is the duration, or for
-    `wait` the time waited so far, of at most `deadline`.
+    `wait` the time waited so far, of at most `deadline`. Send a `wait` as often as its text changes
+    or more: printers choose the lines. `data` of a `wait` is progress.
     """
 
     kind: Kind

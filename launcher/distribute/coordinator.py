@@ -10,7 +10,7 @@ from typing import Any, Final
 from launcher.core import untrusted
 from launcher.core.domain import Answer, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError, combine_errors
-from launcher.core.events import Event, State
+from launcher.core.events import Event
 from launcher.core.sizes import format_size
 from launcher.distribute import chain
 from launcher.distribute.chain import ProgramEvent
@@ -21,7 +21,7 @@ START_TIMEOUT: Final = 90.0  # seconds until all programs listen; a container ma
 SILENCE_TIMEOUT: Final = 20.0  # seconds without a message, after which a program counts as dead
 STALL_TIMEOUT: Final = 90.0  # seconds in which no member receives a byte
 _FINISH: Final = 120.0, 5e6  # seconds, and the bytes per second that `docker load` takes at least
-_LOOK, _POLL, _TELL = 1.0, 0.05, 10.0  # seconds
+_LOOK, _POLL = 1.0, 0.05  # seconds
 
 
 def coordinate_copy(
@@ -71,9 +71,7 @@ class _Coordinator:
 
     def start(self) -> Iterator[Event]:
         """Start all programs, and wait until each listens: earlier connections would be refused."""
-        yield Event(
-            kind="wait", stage=_STAGE, text="starting a program on each node", state="running"
-        )
+        yield Event(kind="wait", stage=_STAGE, text="starting a program on each node")
         for name, spec in self._specs.items():
             self._members[name] = MemberProgress(
                 program=self._connections.start(spec.command), last_message_at=self._clock()
@@ -101,16 +99,14 @@ class _Coordinator:
 
     def watch(self) -> Iterator[Event]:
         """Watch until all live nodes have all files."""
-        checked_at = reported_at = self._clock()
+        checked_at = self._clock()
         while not self._all_complete():
             yield from self._receive_messages()
             now = self._clock()
             if now - checked_at >= _LOOK:
                 checked_at = now
                 self._connections.check()
-                due = now - reported_at >= _TELL
-                reported_at = now if due else reported_at
-                yield from self._report_progress(due)
+                yield from self._report_progress()
                 self._check_stall(now)
             if not self._targets() and len(self._specs) > 1:
                 raise combine_errors(self._errors())
@@ -118,7 +114,7 @@ class _Coordinator:
     def finish(self) -> Iterator[Event]:
         """Have the members install the files."""
         text = "writing the files to disk and moving them into place"
-        yield Event(kind="wait", stage=_STAGE, text=text, state="running")
+        yield Event(kind="wait", stage=_STAGE, text=text)
         self._compare_digests()
         for member in self._members.values():
             if member.alive:
@@ -281,7 +277,7 @@ class _Coordinator:
             hint = "find what to remove: `vlaunch model list`, `vlaunch image list`"
         return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
 
-    def _report_progress(self, due: bool) -> Iterator[Event]:
+    def _report_progress(self) -> Iterator[Event]:
         """Report the progress of each node, and of the slowest one."""
         seconds = max(0.001, self._clock() - self._began)
         for position, name in enumerate(self._targets(), 1):
@@ -308,8 +304,7 @@ class _Coordinator:
             remaining = f", {_format_duration(duration)} left" if rate else ""
             text = f"{_format_share(member.stored, self._total)} on {slowest}, the last{remaining}"
             data = {"bytes": member.stored, "total": self._total}
-            state: State = "running" if due else ""
-            yield Event(kind="wait", stage=_STAGE, text=text, state=state, data=data)
+            yield Event(kind="wait", stage=_STAGE, text=text, data=data)
 
 
 def _format_share(have: int, total: int) -> str:

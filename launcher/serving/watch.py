@@ -5,7 +5,6 @@ The server keeps running when the watch ends.
 """
 
 import contextlib
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -30,13 +29,12 @@ from launcher.failures.explain import explain
 from launcher.serving import endpoints
 from launcher.serving.start_error import start_error
 from launcher.tools import agent_queries, servers, vllm
+from launcher.tools.follow import INTERVAL, Contact, log_lines
 from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
 
-_INTERVAL = 1.0  # seconds between two queries
 _LISTEN_WAIT = 5.0  # seconds that a log query waits for the API to listen
-_LOST_AFTER = 45.0  # seconds without an answer until the watch fails
 # seconds without a line, after a fatal one, until a server counts as hung
 _SETTLE = 8.0
 _QUERIES = 8  # for the ranks of a server that has just answered
@@ -110,12 +108,11 @@ class _StartWatcher:
     offset: int = 0
     warned: set[str] = field(default_factory=set)
     fatal_since: float | None = None
-    lost_since: float | None = None
-    shown_text: str = ""
 
     def __post_init__(self) -> None:
         """Begin the first phase."""
         self.began = self.phase_began = self.clock()
+        self.contact = Contact(clock=self.clock)
         self.server = Server(name=self.spec.name, desired=self.spec)
 
     @property
@@ -171,11 +168,11 @@ class _StartWatcher:
             if self.clock() - self.began >= self.timeout:
                 raise self._deadline_error()
             yield self._wait_event()
-            self.sleep(_INTERVAL)
+            self.sleep(INTERVAL)
 
     def _query(self) -> bool:
         """Query the agent and the log; return False without an answer: a connection may break."""
-        site, spec, now = self.site, self.spec, self.clock()
+        site, spec = self.site, self.spec
         node = site.inventory.node(spec.api_node)
         patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
         log = agent_queries.log_tail(
@@ -186,8 +183,7 @@ class _StartWatcher:
         try:
             self._read_server(answers[site.head.name][0])
         except UnreadableAnswer as error:
-            self.lost_since = now if self.lost_since is None else self.lost_since
-            if now - self.lost_since >= _LOST_AFTER:
+            if self.contact.lose():
                 raise UnwatchedError(
                     f"lost contact with {self.server.label}: {error.message}",
                     evidence=error.evidence,
@@ -197,7 +193,7 @@ class _StartWatcher:
                     ),
                 ) from None
             return False
-        self.lost_since = None
+        self.contact.restore()
         self._read_log(answers[node.name][-1])
         return True
 
@@ -240,10 +236,7 @@ class _StartWatcher:
             self.phase, self.phase_began = vllm.PHASES[0].id, self.clock()
             self.fatal_since = None
         has_started = self.server.state != "waiting" and self.record.generation > 0
-        lines = re.split(r"[\r\n]+", log.get("log", "")) if has_started else []
-        self.new_lines = tuple(
-            untrusted.sanitize(line)[: untrusted.MAX_LINE_LENGTH] for line in lines if line.strip()
-        )
+        self.new_lines = log_lines(log.get("log", "")) if has_started else ()
         self.lines.extend(self.new_lines)
 
     def _phase_events(self, *, quiet: bool) -> Iterator[Event]:
@@ -323,7 +316,7 @@ class _StartWatcher:
             for _ in range(_QUERIES):
                 if self.server.state == "ready" and self.record.ranks:
                     break
-                self.sleep(_INTERVAL / 2)
+                self.sleep(INTERVAL / 2)
                 self._query()
         if self.record.ranks:
             return {node: tuple(ranks) for node, ranks in self.record.ranks.items()}
@@ -339,12 +332,10 @@ class _StartWatcher:
         text = self.activity or vllm.phase_title(self.phase) + progress
         if self.recovering:
             text = f"restarting: {text}"
-        changed, self.shown_text = text != self.shown_text, text
         return Event(
             kind="wait",
             stage=_STAGE,
             text=text,
-            state="running" if changed else "",
             seconds=self.clock() - self.began,
             deadline=self.timeout,
         )

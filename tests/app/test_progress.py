@@ -61,7 +61,6 @@ EVENTS = (
         kind="wait",
         stage="ray",
         text="gpu02: has not joined Ray",
-        state="running",
         seconds=1,
         deadline=180,
     ),
@@ -90,6 +89,19 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert out == ""
     golden.check(GOLDEN / "plain-lines.txt", err)
+
+
+def test_a_wait_is_a_line_when_its_text_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    """Progress is one every ten seconds."""
+    clock = iter([*range(25), 25])
+    events = [
+        *(Event(kind="wait", stage="load", text=text) for text in ("a", "a", "b", "a")),
+        *(Event(kind="wait", stage="x", text=f"{n} rows", data={"n": n}) for n in range(25)),
+    ]
+    shown(progress.PlainLines(lambda: float(next(clock))), *events)
+
+    waits = ["waiting: a", "waiting: b", "waiting: a", "10 rows", "20 rows"]
+    assert capsys.readouterr().err.splitlines() == [f"  {line}" for line in waits]
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:

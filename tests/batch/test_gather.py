@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.progress import format_plain
 from launcher.batch.gather import gather
 from launcher.batch.output_folder import OutputFolder
 from launcher.core.domain import Answer, Inventory, Node
@@ -89,6 +88,30 @@ def test_a_connection_may_break(tmp_path: Path) -> None:
     assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
+@pytest.mark.parametrize("breaks", [1, 1000])
+def test_a_long_file_is_read_again(tmp_path: Path, breaks: int) -> None:
+    """After minutes of progress, too; not for ever if every try ends at the same byte."""
+    reads: list[str] = []
+
+    def breaking(path: str) -> Iterator[bytes]:
+        if path == "/w/j/outputs.json":
+            yield from read(path)
+            return
+        reads.append(path)
+        for at in range(0, len(DATA), 10):
+            if at == 1000 and len(reads) <= breaks:
+                raise NodeError("n1", "the connection was lost")
+            yield DATA[at : at + 10]
+
+    if breaks > 1:
+        with pytest.raises(BatchError, match="the connection was lost"):
+            run(tmp_path, breaking)
+        assert len(reads) == 2
+    else:
+        run(tmp_path, breaking)
+        assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
+
+
 def test_a_lost_connection(tmp_path: Path) -> None:
     """Gathering gives up after a while; the output stays on the head."""
 
@@ -114,18 +137,6 @@ def test_an_unreadable_list_is_not_queried_again(tmp_path: Path) -> None:
         run(tmp_path, nonsense)
 
     assert prompts == ["/w/j/outputs.json"]
-
-
-def test_a_long_gathering_reports_at_intervals(tmp_path: Path) -> None:
-    """In a pipe, a line every ten seconds."""
-    events = run(tmp_path)
-    lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
-
-    assert len([event for event in events if event.kind == "wait"]) == 22
-    assert lines == [
-        "  gathering file 1 of 1, 500 bytes of 1.1 kB",
-        "  gathering file 1 of 1, 1.0 kB of 1.1 kB",
-    ]
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

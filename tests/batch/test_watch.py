@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from launcher.app.progress import format_plain
 from launcher.batch.driver.progress import Progress
 from launcher.batch.watch import WatchedJob, watch_job
 from launcher.core.domain import Answer, Inventory, Node
@@ -144,23 +143,18 @@ def test_the_waiting_line() -> None:
     assert line.index("left") < 76
 
 
-def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
-    """And one per change of state, but not one per second."""
+def test_progress_is_sent_once_a_second() -> None:
+    """With data while rows are processed; printers choose the lines."""
     updates = [
         update("loading"),
-        *(update(done=at, updated=float(at + 1)) for at in range(25)),
+        *(update(done=at) for at in range(5)),
         update("done", "SUCCEEDED"),
     ]
     events, _ = follow(Head(updates))
-    lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
+    waits = [event for event in events if event.kind == "wait"]
 
-    assert len([event for event in events if event.kind == "wait"]) == 26
-    assert lines == [
-        "  loading the model",
-        "  0 of 100 rows",
-        "  10 of 100 rows",
-        "  20 of 100 rows",
-    ]
+    assert [event.text for event in waits[:2]] == ["loading the model", "0 of 100 rows"]
+    assert [bool(event.data) for event in waits] == [False, *[True] * 5]
 
 
 def test_warnings_are_reported_once() -> None:

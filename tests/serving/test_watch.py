@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -251,9 +250,6 @@ def test_the_reason_of_a_wait_is_reported(doing: str, message: str) -> None:
     assert waits(events)[0] == message
     assert waits(events)[1] == "starting vLLM"
     waiting = [event for event in events if event.kind == "wait"]
-    texts = ["", *(event.text for event in waiting)]
-    changed = [before != text for before, text in itertools.pairwise(texts)]
-    assert [event.state == "running" for event in waiting] == changed
     seconds = [event.seconds for event in waiting]
     assert seconds == sorted(seconds)
     assert 0 <= seconds[0] < seconds[-1] < 60
