@@ -4,10 +4,9 @@ engine's own logs.
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.app import certificates
-from launcher.app.apply import apply
-from launcher.app.progress import show_all
 from launcher.app.servers import query_cluster
 from launcher.app.session import Session
 from launcher.core import expectations_file, untrusted
@@ -28,6 +27,7 @@ from launcher.serving.stop_plan import plan_stop
 from launcher.tools import network_verdict
 from launcher.tools.network_verdict import NetworkRecord
 from launcher.tools.placement import Placement
+from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 _INDEPENDENT_REPLICAS = (
@@ -48,7 +48,7 @@ def plan_network_check(
         note = f"{_INDEPENDENT_REPLICAS}; no network check needed"
         return (), (note,) if len(placement.nodes) > 1 else ()
     notes = _explain_exchange(placement, request.args)
-    if _is_verified(snapshot, request, snapshot.network):
+    if _is_verified(snapshot.site, request, snapshot.network):
         earlier = f"network verified {snapshot.network.taken}: {snapshot.network.summary}"
         return (), (*notes, earlier)
     options = CheckOptions(
@@ -88,49 +88,94 @@ def _explain_exchange(placement: Placement, args: Sequence[str]) -> tuple[str, .
     return (text,)
 
 
-def confirm_transport(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTransport:
+    """The transport between a server's ranks: a description, empty for a server on one node; the
+    links that are not as required; and the network's record, if that is to name it.
+    """
+
+    summary: str = ""
+    problems: tuple[Finding, ...] = ()
+    record: NetworkRecord | None = None
+
+
+def read_transport(
     session: Session,
-    snapshot: ClusterSnapshot,
+    site: Site,
     request: ServeRequest,
     start: StartPlan,
     *,
     allow: bool,
-) -> str:
-    """Describe the transport between the server's ranks; empty for a server on one node.
-
-    Raises GateError if the ranks' own logs show less than is required and `allow` is false; a
-    server that was just started is stopped.
+) -> ServerTransport:
+    """Read the transport from the logs of a server's ranks, and warn about nodes that do not show
+    it. With `allow`, any will do: the network was not checked before the start.
     """
     inventory = session.inventory
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
-        return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
-    log, site = server_spec.log_name(start.spec.name, start.spec.id), snapshot.site
+        return ServerTransport(summary=_INDEPENDENT_REPLICAS if len(nodes) > 1 else "")
+    log = server_spec.log_name(start.spec.name, start.spec.id)
     queries = [network_verdict.query_record(site), *engine_log.query_logs(site, nodes, log)]
     answers = run_by_node(session.transport, queries)
     record = network_verdict.parse_record(answers[inventory.head.name].pop(0))
     # Only a gate that has just passed, or these very containers, make the record current.
-    current = (not start.attached and not allow) or _is_verified(snapshot, request, record)
-    earlier, level = _earlier_result(inventory, snapshot, record if current else NetworkRecord())
+    current = (not start.attached and not allow) or _is_verified(site, request, record)
+    earlier, level = _earlier_result(site, record if current else NetworkRecord())
     if inventory.accelerator == "cpu":
-        return untrusted.sanitize(earlier)
+        return ServerTransport(summary=untrusted.sanitize(earlier))
     logs = {name: engine_log.parse_logs({name: answers.get(name, [])}) for name in nodes}
     unconfirmed = _unconfirmed_nodes(session, logs)
     reading = nccl_log.merge_readings(logs.values())
     link = levels.find_worst_link(reading)
-    if link is None:
-        summary = f"{earlier}; not confirmed by the engine's logs"
-    else:
-        _enforce_level(session, snapshot, start, reading, level, allow=allow)
+    findings: Sequence[Finding] = ()
+    summary = f"{earlier}; not confirmed by the engine's logs"
+    if link is not None:
+        findings = levels.judge(reading, level, ", ".join(_gpu_names(site)))
         summary = f"{link.title}, {reading.network_links} links (from the engine's logs)"
         summary += f"; {fold(unconfirmed)} not confirmed" if unconfirmed else ""
-    return _save_confirmation(session, snapshot, record, start, summary)
+    return ServerTransport(
+        summary=untrusted.sanitize(summary),
+        problems=tuple(finding for finding in findings if finding.status != "pass"),
+        record=record if record.taken else None,
+    )
 
 
-def _is_verified(snapshot: ClusterSnapshot, request: ServeRequest, record: NetworkRecord) -> bool:
+def enforce_transport(
+    session: Session, site: Site, start: StartPlan, transport: ServerTransport, *, allow: bool
+) -> None:
+    """Warn about links that are not as required, and store the transport for `status`.
+
+    Raises GateError if a link is below the required level and `allow` is false; a server that was
+    just started is stopped.
+    """
+    failures = [finding for finding in transport.problems if finding.status == "fail"]
+    if failures and not allow:
+        error = GateError(
+            f"the server answered, but its network is below the required level: {failures[0].text}",
+            evidence=[line for finding in failures for line in finding.evidence.splitlines()],
+            hint="\n".join(dict.fromkeys(finding.fix for finding in failures if finding.fix)),
+        )
+        if not start.attached:
+            _stop_server(session, start, error)
+        raise error
+    for finding in transport.problems:
+        session.warn("network", finding.text)
+    if transport.record is not None:
+        step = network_plan.record_confirmation(
+            site,
+            transport.record,
+            server=start.spec.name,
+            id=start.spec.id,
+            links=transport.summary,
+        )
+        for _ in session.transport.run([step.command]):
+            pass
+
+
+def _is_verified(site: Site, request: ServeRequest, record: NetworkRecord) -> bool:
     """True if the stored verdict is for these very containers and covers the server's needs."""
     return network_verdict.is_verified(
-        snapshot.site,
+        site,
         record,
         require=None,
         collective=request.placement.crosses or request.placement.coupled,
@@ -138,19 +183,17 @@ def _is_verified(snapshot: ClusterSnapshot, request: ServeRequest, record: Netwo
     )
 
 
-def _earlier_result(
-    inventory: Inventory, snapshot: ClusterSnapshot, record: NetworkRecord
-) -> tuple[str, Level]:
+def _earlier_result(site: Site, record: NetworkRecord) -> tuple[str, Level]:
     """Describe the result from before the start, and return the level that links must reach."""
     if record.passed:
         return f"{record.summary} (verified before the start)", record.required
-    gpus, expectations = _gpu_names(snapshot), expectations_file.load_for_user()
-    level, _ = required_level(inventory, gpus=gpus, rdma=(), expectations=expectations)
+    gpus, expectations = _gpu_names(site), expectations_file.load_for_user()
+    level, _ = required_level(site.inventory, gpus=gpus, rdma=(), expectations=expectations)
     return "not verified", level
 
 
-def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
-    return sorted({gpu.name for facts in snapshot.site.facts.values() for gpu in facts.gpus or ()})
+def _gpu_names(site: Site) -> list[str]:
+    return sorted({gpu.name for facts in site.facts.values() for gpu in facts.gpus or ()})
 
 
 def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[str]:
@@ -166,57 +209,13 @@ def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[st
     return unconfirmed
 
 
-def _enforce_level(
-    session: Session,
-    snapshot: ClusterSnapshot,
-    start: StartPlan,
-    reading: Reading,
-    level: Level,
-    *,
-    allow: bool,
-) -> None:
-    """Warn about links below the level; unless allowed, stop a new server and raise GateError."""
-    findings = levels.judge(reading, level, ", ".join(_gpu_names(snapshot)))
-    problems = [finding for finding in findings if finding.status != "pass"]
-    failures = [finding for finding in problems if finding.status == "fail"]
-    if failures and not allow:
-        raise _level_error(failures, "" if start.attached else _stop_server(session, start))
-    for finding in problems:
-        session.warn("network", finding.text)
-
-
-def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
-    """Return the error for links below the level; `stop_error` tells why the server still runs."""
-    return GateError(
-        f"the server answered, but its network is below the required level: {failures[0].text}",
-        evidence=[line for finding in failures for line in finding.evidence.splitlines()]
-        + [stop_error] * bool(stop_error),
-        hint="\n".join(dict.fromkeys(finding.fix for finding in failures if finding.fix)),
-    )
-
-
-def _save_confirmation(
-    session: Session, snapshot: ClusterSnapshot, record: NetworkRecord, start: StartPlan, text: str
-) -> str:
-    """Store the confirmed transport for `status`; return it, safe for a terminal."""
-    summary = untrusted.sanitize(text)
-    if record.taken:
-        server = start.spec
-        step = network_plan.record_confirmation(
-            snapshot.site, record, server=server.name, id=server.id, links=summary
-        )
-        for _ in session.transport.run([step.command]):
-            pass
-    return summary
-
-
 def _logging_hint(inventory: Inventory) -> str:
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
     return f": remove {', '.join(sorted(names))} from `env:`" if names else ""
 
 
-def _stop_server(session: Session, start: StartPlan) -> str:
-    """Stop the new server; return the reason if that failed, else an empty string."""
+def _stop_server(session: Session, start: StartPlan, error: VlaunchError) -> None:
+    """Stop the new server; if that fails, add the reason to the error's evidence."""
     try:
         snapshot = query_cluster(session, head_only=True)
         started = [
@@ -226,10 +225,7 @@ def _stop_server(session: Session, start: StartPlan) -> str:
             and server.desired
             and server.desired.asked == start.spec.asked
         ]
-        show_all(
-            apply(plan_stop(snapshot.site, started, grace=15), session.transport),
-            session.printer,
-        )
-    except VlaunchError as error:
-        return f"stopping the server failed: {error.message}"
-    return ""
+        session.apply(plan_stop(snapshot.site, started, grace=15))
+    except VlaunchError as failure:
+        text = f"stopping the server failed: {failure.message}"
+        error.evidence = "\n".join(filter(None, [error.evidence, text]))

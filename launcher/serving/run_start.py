@@ -129,12 +129,9 @@ class StartRun:
         if replicas.in_turn:
             locked.apply(replicas.waiting_checks())
         else:
-            self._create(locked, replicas)
+            locked.apply(replicas.creation_plan())
+            follow_servers(locked, verb="serve")
         self.replicas = replicas
-
-    def _create(self, locked: Session, replicas: Replicas) -> None:
-        locked.apply(replicas.creation_plan())
-        follow_servers(locked, verb="serve")
 
     def finish(self, spec: StartSpec) -> None:
         """Replace running replicas one after another, wait for all first answers, and stop those
@@ -185,7 +182,8 @@ class StartRun:
                 text = f"another operator has changed {label} meanwhile"
                 raise GateError(text, hint="see `vlaunch audit`")
             start_view.report_forecast(locked, self.replicas)
-            self._create(locked, self.replicas)
+            locked.apply(self.replicas.creation_plan())
+            follow_servers(locked, verb="serve")
 
     def await_answer(self, replica: Replica) -> None:
         """Wait for a server's first answer, and report it; raises the errors of `watch_start`."""
@@ -198,7 +196,7 @@ class StartRun:
         try:
             served = session.show(
                 watch_start(
-                    replica.snapshot.site,
+                    replica.site,
                     start.spec,
                     session.transport,
                     timeout=spec.policy.start_timeout,
@@ -213,10 +211,11 @@ class StartRun:
             session.warn("serve", text)
             self.code = 130
             return
-        network = network_gate.confirm_transport(
-            session, replica.snapshot, replica.request, start, allow=spec.skip_network_check
-        )
+        site, allow = replica.site, spec.skip_network_check
+        transport = network_gate.read_transport(session, site, replica.request, start, allow=allow)
+        network_gate.enforce_transport(session, site, start, transport, allow=allow)
         fetched = 0.0 if spec.partial else self.fetch_seconds
+        network = transport.summary
         self.rows[spec.name] = start_view.report_ready(session, replica, served, network, fetched)
 
     def _roll_back(self, spec: StartSpec, failure: VlaunchError) -> None:

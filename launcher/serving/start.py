@@ -22,22 +22,17 @@ from launcher.tools.snapshot import ClusterSnapshot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One server to start: its spec, its placement, the plan of its start, and the planner's
-    forecast, for the cluster in `snapshot`.
+    forecast.
 
     With `runs`, it is one of several, and a server of its name runs already.
     """
 
+    site: Site
     spec: StartSpec
-    snapshot: ClusterSnapshot
     request: ServeRequest
     start: StartPlan
     forecast: ServePlan | None
     runs: bool
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Stages of its start: none if it is only watched."""
-        return self.start.plan.stages
 
     @property
     def in_turn(self) -> bool:
@@ -69,7 +64,7 @@ class Replicas:
     @property
     def site(self) -> Site:
         """The cluster."""
-        return self.listed[0].snapshot.site
+        return self.listed[0].site
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -90,10 +85,10 @@ class Replicas:
             for replica in started
             # with Ray, a check covers all nodes
             if replica is started[0] or replica.spec.backend == "mp"
-            for stage in replica.stages
+            for stage in replica.start.plan.stages
             if stage.id not in ("preflight", "server")
         ]
-        create = [stage for replica in started for stage in replica.stages if stage.id == "server"]
+        create = [s for replica in started for s in replica.start.plan.stages if s.id == "server"]
         title = "Create the server" if len(started) == 1 else f"Create {len(started)} servers"
         steps = tuple(step for stage in create for step in stage.steps)
         last = Stage(id="server", title=title, steps=steps)
@@ -110,7 +105,7 @@ class Replicas:
         return tuple(
             replace(stage, title=f"{stage.title} for {r.spec.label}") if self.grouped else stage
             for r in replicas
-            for stage in r.stages
+            for stage in r.start.plan.stages
             if stage.id == "preflight"
         )
 
@@ -173,5 +168,5 @@ def _plan_replica(
     )
     forecast = serve_forecast.plan_memory(snapshot, request)
     return Replica(
-        spec=spec, snapshot=snapshot, request=request, start=start, forecast=forecast, runs=runs
+        site=snapshot.site, spec=spec, request=request, start=start, forecast=forecast, runs=runs
     )
