@@ -7,6 +7,7 @@ from launcher.failures import data
 from launcher.tools import zipapps
 
 NAME = "batch.pyz"
+_SHARED = ("desk", "folder", "identity", "job", "job_values")
 _DESK = b"import sys\n\nfrom vlaunch_batch.batch.desk import main\n\nsys.exit(main())\n"
 _MAIN = b"from .batch.driver.__main__ import run\n\nrun()\n"
 
@@ -17,7 +18,7 @@ def files() -> Files:
     return {
         **zipapps.package_files(
             "vlaunch_batch",
-            *("batch/desk.py", "batch/folder.py", "batch/job.py", "batch/job_values.py"),
+            *(f"batch/{name}.py" for name in _SHARED),
             *("batch/driver/**/*.py", "core/values.py", "core/sizes.py"),
             "agent/cause.py",
             "core/interrupts.py",

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.batch import job_store, preconditions, progress_text
+from launcher.batch.identity import diff_identity, tuning_values
 from launcher.batch.inputs import ShippedFile
-from launcher.batch.job import flatten, is_tuning
 from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
@@ -28,10 +28,6 @@ from launcher.tools.snapshot import ClusterSnapshot
 PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
 PIECE_BYTES = 24 * 2**20  # bytes of one command's standard input, held in memory
 _PIECE_TIMEOUT = 900.0  # seconds per piece: 27 kB/s suffice
-_MAX_VALUE_CHARS = 60
-_FILE = re.compile(r"[0-9a-f]{64}, ([0-9]{1,18}) bytes")
-_FILES = ("input ", "code ")
-_ORDER = "input order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +209,7 @@ def start_notes(
     if not fresh and entry.job:
         lines += [
             f"changed since the last run: {line}"
-            for line in diff_identity(_tuning_values(entry.job), _tuning_values(request.spec))
+            for line in diff_identity(tuning_values(entry.job), tuning_values(request.spec))
         ]
     return tuple(lines)
 
@@ -250,19 +246,6 @@ def ship_steps(
     ]
 
 
-def diff_identity(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return a line per change: `prompt.template: "a" → "b"`, `input x.jsonl: changed (1 → 2
-    bytes)`.
-    """
-    keys = [*new, *(key for key in old if key not in new)]
-    files = any(_is_file(key) and (key in old) != (key in new) for key in keys)
-    # A new or missing file also changes the order: report it once.
-    changed = [
-        key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)
-    ]
-    return [f"{_clean(key)}: {_format_change(key, old.get(key), new.get(key))}" for key in changed]
-
-
 def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bool) -> list[str]:
     """Describe the effect on existing results; empty without any."""
     progress = entry.progress
@@ -288,11 +271,6 @@ def _describe_job(job: CheckedJob) -> str:
         return f"{job.model}, {job.data_parallel.size} data-parallel ranks × TP {job.engine.tp}"
     count = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
     return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
-
-
-def _tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that may change between runs, flat, by their job file keys."""
-    return {key: value for key, value in flatten(spec).items() if is_tuning(key)}
 
 
 def _changed_error(request: BatchRequest, entry: job_store.JobEntry, *, live: bool) -> RequestError:
@@ -428,60 +406,3 @@ def _piece_script(path: Path, offset: int, count: int, size: int) -> str:
         return f"cat {quoted}"
     # `head` exits before `tail` has written everything, which is no failure.
     return f"{{ tail -c +{offset + 1} {quoted} || :; }} | head -c {count}"
-
-
-def _format_change(key: str, old: object, new: object) -> str:
-    if not _is_file(key):
-        return f"{_format_value(old, new)} → {_format_value(new, old)}"
-    if old is None:
-        return "new"
-    if new is None:
-        return "gone"
-    before, after = _file_bytes(old), _file_bytes(new)
-    if before is None or after is None:
-        return "changed"
-    if before == after:
-        return f"changed (still {after:,} bytes)"
-    return f"changed ({before:,} → {after:,} bytes)"
-
-
-def _is_file(key: str) -> bool:
-    return key.startswith(_FILES) and key != _ORDER
-
-
-def _file_bytes(value: object) -> int | None:
-    match = _FILE.fullmatch(value) if isinstance(value, str) else None
-    return int(match[1]) if match else None
-
-
-def _format_value(value: object, other: object) -> str:
-    """Format one side of a change; a long one around the first difference."""
-    if value is None:
-        return "nothing"
-    text, other_text = _to_text(value), _to_text(other)
-    if len(text) <= _MAX_VALUE_CHARS:
-        return text
-    common_length = next(
-        (
-            index
-            for index, (char, other_char) in enumerate(zip(text, other_text, strict=False))
-            if char != other_char
-        ),
-        min(len(text), len(other_text)),
-    )
-    start = max(0, min(common_length - _MAX_VALUE_CHARS // 3, len(text) - _MAX_VALUE_CHARS))
-    return (
-        ("…" if start else "")
-        + text[start : start + _MAX_VALUE_CHARS]
-        + ("…" if start + _MAX_VALUE_CHARS < len(text) else "")
-    )
-
-
-def _to_text(value: object) -> str:
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return _clean(", ".join(value))
-    return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True))
-
-
-def _clean(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

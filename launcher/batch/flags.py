@@ -13,9 +13,10 @@ from typing import Any
 from launcher.batch import build, inputs, job_paths, rules
 from launcher.batch.batch_flags import FLAGS, SET, flag_name
 from launcher.batch.draft import Draft, draft_job
-from launcher.batch.job import SHORT_FORMS, is_tuning
+from launcher.batch.identity import identity_digest, is_tuning
+from launcher.batch.job import SHORT_FORMS
 from launcher.batch.job_paths import PathBounds, PathError
-from launcher.batch.job_spec import identity_digest, identity_of
+from launcher.batch.job_spec import identity_of
 from launcher.batch.shape import HINT, CheckedJob, JobError, count_mistakes, mistakes_error
 from launcher.inventory import document
 from launcher.inventory.document import Document
@@ -30,7 +31,7 @@ _REQUIRED = {
     "output": "the folder for the answers",
 }
 # Tuning: may change between two runs of a job, so these flags are allowed beside its file; of
-# `--set`, the keys in `job.TUNING`.
+# `--set`, the keys in `identity.TUNING`.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg", SET)
 MAX_BYTES = 1024 * 1024
 

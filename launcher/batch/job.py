@@ -52,26 +52,6 @@ SHORT_FORMS = {
     "preprocess": "function",
     "write": "path",
 }
-# Keys that affect speed, or when a job fails, but no answer: they may change between two runs.
-TUNING = (
-    *("engine.tp", "engine.pp", "engine.replicas", "engine.batch_size", "engine.placement"),
-    *("engine.order", "data_parallel", "predict.num_gpus", "predict.num_cpus"),
-    *("predict.batch_size", "predict.replicas", "preprocess.num_cpus", "preprocess.batch_size"),
-    *("preprocess.replicas", "write.rows_per_file", "write.seconds", "limits"),
-)
-# Engine arguments that change answers: weights, precision, tokenization, decoding. The others
-# affect speed and memory; another `max_model_len` only affects rows that are too long.
-IDENTITY_ARGS = (
-    *("revision", "code_revision", "hf_config_path", "config_format", "hf_overrides"),
-    *("rope_scaling", "rope_theta", "dtype", "quantization", "quantization_config"),
-    *("kv_cache_dtype", "kv_cache_dtype_skip_layers", "calculate_kv_scales", "mamba_cache_dtype"),
-    *("mamba_ssm_cache_dtype", "tokenizer", "tokenizer_revision", "tokenizer_mode", "seed"),
-    *("pooler_config", "generation_config", "override_generation_config", "logits_processors"),
-    *("reasoning_parser", "reasoning_config", "structured_outputs_config"),
-    # of requests in OpenAI's format
-    *("chat_template", "chat_template_content_format", "default_chat_template_kwargs"),
-    *("enable_auto_tool_choice", "tool_call_parser", "lora_modules", "served_model_name"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,51 +433,3 @@ def to_json(value: Any, shape: Any = None) -> Any:
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     return [to_json(item) for item in value] if isinstance(value, tuple) else to_json_value(value)
-
-
-def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a job by dotted key, such as `engine.args.dtype`."""
-    flat: dict[str, Any] = {}
-    for section, value in spec.items():
-        if section == "keep" and isinstance(value, dict):
-            flat[section] = [f"{name}: {kind}" if kind else name for name, kind in value.items()]
-        elif not isinstance(value, dict):
-            flat[section] = value
-        else:
-            for name, item in value.items():
-                flat |= _flatten_item(f"{section}.{name}", item)
-    return flat
-
-
-def _flatten_item(key: str, value: Any) -> dict[str, Any]:
-    if key.endswith("args"):
-        return {f"{key}.{name}": item for name, item in value.items()}
-    if key == "prompt.chat":
-        value = [f"{message['role']}: {message['content']}" for message in value]
-    if key in ("prompt.chat", "prompt.pair"):
-        return {f"{key}[{index}]": item for index, item in enumerate(value)}
-    return {key: value}
-
-
-def is_tuning(key: str) -> bool:
-    """Return True if a dotted key affects no answer, and may change between two runs."""
-    if key.startswith("engine.args."):
-        return key.removeprefix("engine.args.") not in IDENTITY_ARGS
-    return key in TUNING or key.partition(".")[0] in TUNING
-
-
-def job_identity(job: Job, files: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that determine a job's answers, and the files: paths may change.
-
-    Args:
-        job: the job.
-        files: input, code and output, by dotted key.
-    """
-    paths = dict.fromkeys(("job", "read.paths", "write.path", "predict.files", "preprocess.files"))
-    task = {"task": None if job.task == "generate" else job.task}
-    flat = {**flatten(to_json(job, Job)), **paths, **task, **files}
-    return {
-        key: value
-        for key, value in flat.items()
-        if not is_tuning(key) and value is not None and value != ""
-    }

@@ -3,14 +3,14 @@
 Settings outside the identity may change between runs: they affect speed, not answers.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from launcher.batch.identity import identity_digest, job_identity
 from launcher.batch.inputs import ShippedFile
-from launcher.batch.job import VERSION, Job, PlacedJob, RankHost, job_identity, to_json
+from launcher.batch.job import VERSION, Job, PlacedJob, RankHost, to_json
 from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
@@ -94,13 +94,6 @@ def _identity_of_files(shipped: Sequence[ShippedFile]) -> dict[str, Any]:
 def _input_key(label: str) -> str:
     """Return an input file's key; a file called `order` must not clash with `input order`."""
     return f"input {'./' if label == 'order' else ''}{label}"
-
-
-def identity_digest(identity: dict[str, Any]) -> str:
-    """Return the SHA-256 of an identity."""
-    return hashlib.sha256(
-        json.dumps(identity, sort_keys=True, ensure_ascii=True).encode()
-    ).hexdigest()
 
 
 def _file_identity(file: ShippedFile) -> str:

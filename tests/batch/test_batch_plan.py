@@ -18,11 +18,11 @@ from launcher.batch.batch_plan import (
     BatchRequest,
     BatchSnapshot,
     BatchStart,
-    diff_identity,
     plan_batch,
 )
 from launcher.batch.driver.progress import Progress
 from launcher.batch.flags import job_from_file
+from launcher.batch.identity import diff_identity
 from launcher.batch.inputs import ShippedFile, read_shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import JobEntry

@@ -71,19 +71,3 @@ def _job_adapter() -> TypeAdapter[PlacedJob]:
 def thin_job(job: PlacedJob) -> PlacedJob:
     """Return a job for tasks and actors to carry: it does not grow with the input."""
     return dataclasses.replace(job, read=dataclasses.replace(job.read, paths=()), identity={})
-
-
-def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two identities of a job, one per line."""
-    return [
-        f"{key}: {_brief_value(before, key)} → {_brief_value(now, key)}"
-        for key in sorted({*before, *now})
-        if before.get(key, ...) != now.get(key, ...)
-    ]
-
-
-def _brief_value(identity: Mapping[str, Any], key: str) -> str:
-    if key not in identity:
-        return "(nothing)"
-    text = json.dumps(identity[key], ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:117] + "…"

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..folder import FOLDERS, KINDS, PART, is_own, ledger_number, part_name
+from ..identity import diff_identity
 from ..job import PlacedJob
 from .bitmap import RowSet, Words, compress_words, decompress_words, to_words
 from .claim import Claim, check_claim, claim_run
-from .job_file import Refused, identity_changes
+from .job_file import Refused
 from .manifest import Manifest
 from .storage import Location, brief_error, mask_secrets, open_location, outage_hint
 
@@ -343,7 +344,7 @@ def check_mark(job: PlacedJob, origin: str, output_dir: Location) -> None:
     """
     identity, input_fingerprint = read_mark(job, output_dir)
     shown = mask_secrets(output_dir.address)
-    if different := identity_changes(identity, job.identity):
+    if different := diff_identity(identity, job.identity):
         hint = f"undo the change, or {RESTART_HINT}"
         raise Refused(
             f"{shown} was started by this job with other settings", "\n".join(different), hint

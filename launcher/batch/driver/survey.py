@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from ..identity import diff_identity
 from ..job import PlacedJob
 from . import columns, lines, parquet, rows, table
 from .bitmap import RowSet
-from .job_file import Refused, identity_changes
+from .job_file import Refused
 from .manifest import File, Manifest, Split, dump_manifest, load_manifest
 from .storage import Location, StoredFile, brief_error, list_files, mask_secrets, open_location
 
@@ -72,7 +73,7 @@ def load_confirmed(job: PlacedJob, location: Location, listed: list[StoredFile])
             "start over with `--discard-results`",
         ) from error
     if manifest.digest != job.digest:
-        different = "\n".join(identity_changes(identity, job.identity))
+        different = "\n".join(diff_identity(identity, job.identity))
         raise Refused(
             "the job differs from the one that was started",
             different,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.batch.driver.job_file import Refused, identity_changes, parse_job, read_job
+from launcher.batch.driver.job_file import Refused, parse_job, read_job
 from launcher.batch.job import to_json
 
 WHOLE: dict[str, Any] = {
@@ -115,11 +115,3 @@ def test_an_invalid_job_is_rejected(tmp_path: Path, text: str | None, expected: 
     with pytest.raises(Refused, match=expected) as raised:
         read_job(str(tmp_path))
     assert "vlaunch batch" in raised.value.hint
-
-
-def test_differences_are_separate_lines() -> None:
-    """Long values are cut."""
-    assert identity_changes({"a": 1, "b": "x" * 500}, {"a": 1, "c": None}) == [
-        f'b: "{"x" * 116}… → (nothing)',
-        "c: (nothing) → null",
-    ]

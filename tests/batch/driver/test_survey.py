@@ -229,7 +229,7 @@ def test_a_changed_job_is_rejected_with_the_difference(tmp_path: Path) -> None:
                 digest="d2",
             )
         )
-    assert raised.value.evidence == 'model: "tiny" → "huge"\nsampling.top_p: (nothing) → 1'
+    assert raised.value.evidence == 'model: "tiny" → "huge"\nsampling.top_p: nothing → 1'
 
 
 @pytest.mark.parametrize(
