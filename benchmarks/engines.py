@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.agent.process import MARK
+from launcher.agent.processes.process import MARK
 from launcher.lab import processes
 from launcher.lab.layout import Host
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.agent import leader
-from launcher.agent.api import Counters
-from launcher.agent.certificates import Certificates
-from launcher.agent.leader import Leader
-from launcher.agent.members import Member, ReportReply
-from launcher.agent.node import RUN, Order, ServerReport
-from launcher.agent.probe import ProbeReport
-from launcher.agent.server import HttpServer
+from launcher.agent.health.api import Counters
+from launcher.agent.health.probe import ProbeReport
+from launcher.agent.link import leader
+from launcher.agent.link.certificates import Certificates
+from launcher.agent.link.leader import Leader
+from launcher.agent.link.members import Member, ReportReply
+from launcher.agent.link.server import HttpServer
+from launcher.agent.processes.node import RUN, Order, ServerReport
 from tests.agent.authority import Authority
 
 SIZES = (63, 256)
@@ -182,7 +182,7 @@ def main() -> int:
     print("| members | connected, s | CPU of an exchange, ms | of a core | orders carried out, s |")
     print("|---|---|---|---|---|")
     costs = []
-    mock.patch("launcher.agent.leader.say").start()
+    mock.patch("launcher.agent.link.leader.say").start()
     for nodes in map(int, args.nodes.split(",")):
         connected, cpu, share, settled = measure(nodes, args.seconds)
         costs.append(cpu)

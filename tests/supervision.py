@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from launcher.agent.desired import Desired, Policy, ProcessSpec
-from launcher.agent.health import server_verdict
+from launcher.agent.health.verdicts import server_verdict
 from launcher.agent.observed import Fault, Load, Observed
 from tests.simulated import World
 

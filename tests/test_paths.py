@@ -98,7 +98,7 @@ def test_a_path_to_another_package_counts_as_an_import() -> None:
         ('files("network/probe", "distribute/node")', "hosts", ["distribute", "network"]),
         ('import_module("launcher.export.pods")', "serving", ["export"]),
         ('ARGV = "python3 -m vlaunch_batch.batch.driver"', "tools", ["batch"]),
-        ('import_module("launcher.agent.api")', "tools", []),
+        ('import_module("launcher.agent.health.api")', "tools", []),
         ('files("agent/*.py", "batch/desk.py")', "batch", []),
         ('x = folder / "lab"; y = "batch/nothing.here"', "tools", []),
         ('"""Text about `launcher/lab/image.py`."""', "tools", []),

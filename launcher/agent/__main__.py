@@ -17,15 +17,18 @@ import sys
 import threading
 import time
 
-from . import children, leader, metrics, process, queries, rotation, server, state
-from .certificates import Certificates
-from .front import DRAIN
-from .leader import Leader
+from . import metrics, state
+from .front import rotation
+from .front.haproxy import DRAIN
+from .front.router_process import RouterProcess
+from .link import leader, queries, server
+from .link.certificates import Certificates
+from .link.leader import Leader
+from .link.members import Member
 from .log import say, trace
-from .members import Member
-from .node import RESTARTED, LocalNode, Order
-from .router_process import RouterProcess
-from .supervisor import Supervisor
+from .processes import children, process
+from .processes.node import RESTARTED, LocalNode, Order
+from .supervise.supervisor import Supervisor
 
 # seconds between two turns: mostly, and while something is being started or ended
 _INTERVAL, _BUSY_INTERVAL = 0.5, 0.1

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .probe import QUERY_ERRORS
+from .health.probe import QUERY_ERRORS
 
 T = TypeVar("T")
 

@@ -266,7 +266,8 @@ def follow_job(args: argparse.Namespace) -> dict[str, object]:
     exited: frequent polling takes the cores that engines need.
     """
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "agent.pyz"))
-    from vlaunch_agent.agent import api, submissions
+    from vlaunch_agent.agent.health import api
+    from vlaunch_agent.agent.processes import submissions
 
     path = os.path.join(RAY_LOGS, f"job-driver-{args.job}.log")
     began = time.monotonic()

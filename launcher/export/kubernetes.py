@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from launcher.agent.task import CHAT
+from launcher.agent.health.task import CHAT
 from launcher.core.sizes import format_count
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, yaml_text

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.agent import router_process, state
+from launcher.agent import state
 from launcher.agent.desired import Desired
-from launcher.agent.front import STATES
+from launcher.agent.front import router_process
+from launcher.agent.front.haproxy import STATES
 from launcher.core.domain import FrontSettings, Inventory, Node
 from launcher.tools import vllm
 from launcher.tools.agent_queries import address

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import router_process
-from launcher.agent.front import FOLDER
+from launcher.agent.front import router_process
+from launcher.agent.front.haproxy import FOLDER
 from launcher.core.check import Finding, failed, passed, waiting
 from launcher.core.domain import Answer, ExistingMount, Inventory, Mount, Node, Secret, fold
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import click
 
 from launcher.agent.desired import Desired
-from launcher.agent.task import HEALTH, task_named
+from launcher.agent.health.task import HEALTH, task_named
 from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.agent.desired import Desired
+from launcher.agent.health.task import HEALTH, TRANSCRIPTION, ModelTask
 from launcher.agent.observed import EndpointHealth
-from launcher.agent.task import HEALTH, TRANSCRIPTION, ModelTask
 from launcher.core.domain import Inventory
 from launcher.tools import vllm
 from launcher.tools.servers import DEFAULT, READY, Server, valid_verdict

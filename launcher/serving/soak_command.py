@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from launcher.agent.desired import Desired
-from launcher.agent.task import task_named
+from launcher.agent.health.task import task_named
 from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.secrets import resolve

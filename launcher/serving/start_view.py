@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.agent.task import task_named
+from launcher.agent.health.task import task_named
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.sizes import format_count

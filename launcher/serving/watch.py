@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.agent.desired import Desired
+from launcher.agent.health.task import COMPLETION, ONLY_HEALTH, task_named
 from launcher.agent.observed import OVER, FirstAnswer, Observed, Refusal
-from launcher.agent.task import COMPLETION, ONLY_HEALTH, task_named
 from launcher.core import untrusted
 from launcher.core.domain import Answer
 from launcher.core.errors import (

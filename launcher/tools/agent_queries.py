@@ -8,7 +8,8 @@ from launcher.agent.state import SOCKET
 from launcher.core.domain import Argv, Ports, long_options
 
 # Streams the reply to the request on the first line of standard input, which must stay open.
-CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.agent.chat")
+_ARCHIVE = "PYTHONPATH=/opt/vlaunch/agent.pyz"
+CHAT = ("env", _ARCHIVE, "python3", "-m", "vlaunch_agent.agent.health.chat")
 # seconds for a reply of the agent: on its own, and when it queries Ray or vLLM
 _SHORT, _LONG = 15.0, 50.0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import upstream
-from launcher.agent.rank_name import rank_name
+from launcher.agent.processes.rank_name import rank_name
 from launcher.core import untrusted
 from launcher.core.domain import Argv, Inventory, Node, long_options
 from launcher.core.errors import UnreadableAnswer

@@ -29,10 +29,8 @@ def pack(files: Files, *, compress: bool = False) -> bytes:
 @cache
 def agent_files() -> Files:
     """Return the package `vlaunch_agent`: the agent, and clients such as that of `vlaunch chat`."""
-    return {
-        **package_files("vlaunch_agent", "agent/*.py"),
-        **upstream_files("vlaunch_agent"),
-    }
+    name = "vlaunch_agent"
+    return {**package_files(name, "agent/**/*.py"), **upstream_files(name)}
 
 
 def upstream_files(package: str) -> Files:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import api, monitor, reservation, start_conditions, state, supervisor
+from launcher.agent import state
 from launcher.agent.desired import Desired
-from launcher.agent.ray_view import RayRank
+from launcher.agent.health import api
+from launcher.agent.processes.ray_view import RayRank
+from launcher.agent.supervise import monitor, reservation, start_conditions, supervisor
 from tests.agent.specs import TWO
 from tests.agent.stage import Clock, Make, Now, Stage, View
 from tests.agent.web import CHAT, Server

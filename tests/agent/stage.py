@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher.agent import records, state
 from launcher.agent.desired import Desired
-from launcher.agent.front import Rotation
-from launcher.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
+from launcher.agent.front.haproxy import Rotation
 from launcher.agent.observed import Observed
-from launcher.agent.ray_view import Culprit, RayRank
-from launcher.agent.supervisor import Supervisor
+from launcher.agent.processes.node import NOTHING, PREPARE, RUN, Order, ServerReport
+from launcher.agent.processes.ray_view import Culprit, RayRank
+from launcher.agent.supervise.supervisor import Supervisor
 
 KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
 HEAD = "gpu1"

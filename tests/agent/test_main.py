@@ -19,10 +19,12 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import process, server, state
+from launcher.agent import state
 from launcher.agent.__main__ import Agent
 from launcher.agent.desired import Policy, Ray
+from launcher.agent.link import server
 from launcher.agent.observed import FirstAnswer, Observed
+from launcher.agent.processes import process
 from launcher.tools import agent_queries, servers, zipapps
 from tests.agent import specs
 from tests.agent.authority import Authority
@@ -36,7 +38,10 @@ QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1,
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
-    from vlaunch_agent.agent import __main__, leader, members, node, server, supervisor
+    from vlaunch_agent.agent import __main__
+    from vlaunch_agent.agent.link import leader, members, server
+    from vlaunch_agent.agent.processes import node
+    from vlaunch_agent.agent.supervise import supervisor
     leader._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
     node._CHECK_SECONDS, supervisor._GATHER_SECONDS = 0.2, 0.3
     __main__._INTERVAL, __main__._RAY_RETRY, supervisor._RECONNECT_SECONDS = 0.1, 0.3, 1.0

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import engines
 from benchmarks.faults.testbed import wait_until
-from launcher.agent import process
+from launcher.agent.processes import process
 
 
 @pytest.mark.parametrize(("name", "marked"), [("default", True), ("other", False), ("def", False)])

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import router_process
+from launcher.agent.front import router_process
 from launcher.core.domain import FrontSettings, TlsSettings
 from launcher.front import node_program
 from launcher.front.configuration import (
@@ -141,7 +141,7 @@ class Running:
 
     def start_router(self) -> None:
         """Start the router, and wait until HAProxy may connect to it."""
-        command = [sys.executable, "-m", "launcher.agent.router", str(self.folder)]
+        command = [sys.executable, "-m", "launcher.agent.front.router", str(self.folder)]
         self.router = subprocess.Popen(command)
         sockets = [self.folder / name for name in (router_process.SOCKET, router_process.SERVERS)]
         wait_for(lambda: sockets[0].stat().st_uid == sockets[1].stat().st_uid)

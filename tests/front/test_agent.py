@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.front import DRAIN, MAINT, READY, STATES, Front, Rotation
+from launcher.agent.front.haproxy import DRAIN, MAINT, READY, STATES, Front, Rotation
 from launcher.front.configuration import FrontServer, Replica
 from tests.front.running import Running, StandIn, running, wait_for
 from tests.ports import free_port

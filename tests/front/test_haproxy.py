@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import router_process
-from launcher.agent.api import QueryTarget, query_api
+from launcher.agent.front import router_process
+from launcher.agent.health.api import QueryTarget, query_api
 from launcher.app.certificates import make_certificate
 from launcher.core.domain import TlsSettings
 from launcher.front.front_plan import front_target

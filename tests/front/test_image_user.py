@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import router_process
+from launcher.agent.front import router_process
 from launcher.core import shell
 from launcher.core.domain import FrontSettings
 from launcher.front import front_plan
@@ -31,13 +31,13 @@ USER = 65534
 # The interpreter may be in a folder of root: everything is imported before the rights are given up.
 AS_USER = f"""
 import asyncio, sys, os, encodings.idna
-from launcher.agent import front, router
+from launcher.agent.front import haproxy, router
 os.setgroups([]); os.setgid({USER}); os.setuid({USER})
 """
 ROUTER = f"{AS_USER}asyncio.run(router.serve(sys.argv[1]))"
 AGENT = f"""{AS_USER}
 import json, time
-agent = front.Front(os.path.dirname(sys.argv[1]))
+agent = haproxy.Front(os.path.dirname(sys.argv[1]))
 until = time.monotonic() + 15
 while time.monotonic() < until:
     agent.tick({{"one": "drain"}})

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.router import Body, Failure, Router, find_json_model
+from launcher.agent.front.router import Body, Failure, Router, find_json_model
 from launcher.front.configuration import FrontServer
 from tests.front.running import CHAT, EMBED, Running, StandIn, running, wait_for
 from tests.front.test_haproxy import error, held, read_in_step

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from launcher.agent.node import RUN, Order
+from launcher.agent.processes.node import RUN, Order
 from launcher.app.certificates import Authority
 from launcher.lab.layout import Host
 from tests.integration.batches import wait_until

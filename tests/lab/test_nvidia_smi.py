@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import gpu as agent
-from launcher.agent import inspection
+from launcher.agent.processes import gpu as agent
+from launcher.agent.processes import inspection
 from launcher.core import shell
 from launcher.lab import gpus, layout, nvidia_smi
 from launcher.tools import gpu_survey

@@ -69,7 +69,7 @@ def entry(kind: str, text: str, file: str, **fields: str) -> Entry:
         kind=kind,  # type: ignore[arg-type] - of a parameter
         text=text,
         file=file,
-        used_by=("launcher/tools/vllm.py", "launcher/agent/api.py"),
+        used_by=("launcher/tools/vllm.py", "launcher/agent/health/api.py"),
         **fields,
     )
 
@@ -160,7 +160,7 @@ def test_a_change_is_found(root: Path, file: str, before: str, after: str, broke
 
     assert missing.entry == broken
     assert missing.is_failure
-    assert "launcher/tools/vllm.py, launcher/agent/api.py" in missing.describe()
+    assert "launcher/tools/vllm.py, launcher/agent/health/api.py" in missing.describe()
     assert f"is not in {file}: nothing replaces it" in missing.describe()
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.desired import Desired, ProcessSpec
-from launcher.agent.observed import EndpointHealth
-from launcher.agent.task import (
+from launcher.agent.health.task import (
     CHAT,
     CLASSIFY,
     EMBEDDING,
@@ -21,6 +20,7 @@ from launcher.agent.task import (
     TRANSCRIPTION,
     ModelTask,
 )
+from launcher.agent.observed import EndpointHealth
 from launcher.serving import endpoints
 from tests import supervision
 from tests.cluster_status import serve

@@ -84,7 +84,9 @@ def test_the_head_gets_a_single_request(serving: Cluster) -> None:
     requests = [(command.node, query(command.argv)) for command in commands if query(command.argv)]
 
     assert requests == [("gpu01", "jobs")]
-    assert not [command for command in commands if "vlaunch_agent.agent.chat" in command.argv]
+    assert not [
+        command for command in commands if "vlaunch_agent.agent.health.chat" in command.argv
+    ]
 
 
 def test_servers_without_progress(serving: Cluster) -> None:

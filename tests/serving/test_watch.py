@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.desired import Desired, Policy
-from launcher.agent.health import server_verdict
+from launcher.agent.health.verdicts import server_verdict
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import (
     DeadlineError,

@@ -150,7 +150,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
             timeout=120,
             check=False,
         )
-        for module, options in (("__main__", ()), ("chat", ("-S",)))
+        for module, options in (("__main__", ()), ("health.chat", ("-S",)))
     ]
 
     assert [(process.returncode, process.stderr) for process in ran] == [(0, ""), (1, "")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.certificates import Certificates, common_name
+from launcher.agent.link.certificates import Certificates, common_name
 from launcher.cluster.up_inputs import renew_certificates
 from launcher.core import shell
 from launcher.core.domain import Inventory

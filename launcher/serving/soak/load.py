@@ -16,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
 from launcher import upstream
-from launcher.agent.task import ModelTask
+from launcher.agent.health.task import ModelTask
 
 _CONNECT_TIMEOUT = 5.0  # seconds for a connection, or the list of models
 _READ_TIMEOUT = 300.0  # seconds without a byte after which a request has failed

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.agent.health import quiet_after
+from launcher.agent.health.verdicts import quiet_after
 from launcher.agent.observed import Observed
 from launcher.core.sizes import format_duration, format_rate
 from launcher.serving.soak.load import DurationHistogram, LoadGenerator

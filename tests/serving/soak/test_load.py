@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.task import CHAT, COMPLETION, ModelTask
+from launcher.agent.health.task import CHAT, COMPLETION, ModelTask
 from launcher.serving.soak import load
 from launcher.serving.soak.load import DurationHistogram, LoadGenerator
 from tests.serving.soak.endpoint import MODEL, ROLE, TOKEN, USAGE, Endpoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.task import COMPLETION
+from launcher.agent.health.task import COMPLETION
 from launcher.serving.soak.load import LoadGenerator
 from launcher.serving.soak.verdict import judge_load, verdict_rows
 from tests import supervision

@@ -1,0 +1,1 @@
+"""Requests to the APIs of engines, and what their answers and counters say of a server."""

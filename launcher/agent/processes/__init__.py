@@ -1,0 +1,1 @@
+"""Engines on this node: their processes, GPUs and ranks, and programs of Ray."""

@@ -1,0 +1,1 @@
+from launcher.agent.health import api as api

@@ -1,0 +1,1 @@
+from launcher.agent.processes import submissions as submissions
