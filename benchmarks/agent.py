@@ -25,7 +25,7 @@ from benchmarks.flood import find_server
 from launcher.inventory.load import load
 from launcher.lab import layout, processes
 from launcher.lab.layout import Host
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _GROUPS = (Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup"))

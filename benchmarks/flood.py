@@ -31,7 +31,7 @@ from launcher.core.domain import Inventory
 from launcher.inventory.load import load
 from launcher.lab import layout
 from launcher.lab.layout import Host
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 
 EVERY = 20.0  # seconds between two queries of `status`
 MOMENT = 10.0  # seconds of the short freeze

@@ -31,7 +31,7 @@ import json, sys, time
 from collections import Counter
 from pathlib import Path
 from launcher.core.domain import Inventory, Node, Ssh
-from launcher.tools import node_probes as observe
+from launcher.tools.host import node_probes as observe
 from launcher.ssh.fleet import Fleet
 
 hosts, port, user, key, known_hosts = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]

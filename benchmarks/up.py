@@ -36,7 +36,8 @@ from benchmarks import client
 from benchmarks.client import LAB, VLAUNCH
 from launcher.core.domain import Inventory, Node
 from launcher.inventory.load import load
-from launcher.tools import agent_queries, node_files
+from launcher.tools import agent_queries
+from launcher.tools.shipped import node_files
 from launcher.tools.site import Site
 
 GOALS = {"ratio": 1.2, "share": 0.15}

@@ -12,11 +12,10 @@ from launcher.agent.observed import Observed
 from launcher.core.domain import Inventory, Secret
 from launcher.serving import status
 from launcher.serving.status import ClusterStatus, ServerStatus
-from launcher.tools import network_verdict
-from launcher.tools.node_probes import parse_answers, probe_commands
-from launcher.tools.ray_judges import try_payload
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.host.node_probes import parse_answers, probe_commands
+from launcher.tools.site import Site, network_verdict
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests import plan_case as case
 from tests import supervision
 from tests.conftest import Load

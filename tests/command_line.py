@@ -25,7 +25,7 @@ from launcher.core.transport import Command
 from launcher.inventory.load import load
 from launcher.serving.watch import watch_start
 from launcher.ssh.fleet import Line
-from launcher.tools import py_spy
+from launcher.tools.shipped import py_spy
 from tests.fakes import FakeTransport
 from tests.simulated import World
 

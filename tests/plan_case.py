@@ -36,9 +36,10 @@ from launcher.core.plan import Plan
 from launcher.inventory.load import load
 from launcher.network import network_plan
 from launcher.network.network_shape import CheckOptions, CheckResult
-from launcher.tools import derived, ray
+from launcher.tools import ray
 from launcher.tools.host import HostFacts
-from launcher.tools.node_probes import parse_answers, probe_commands, probe_nodes
+from launcher.tools.host.node_probes import parse_answers, probe_commands, probe_nodes
+from launcher.tools.shipped import derived
 from launcher.tools.site import Site
 from tests.fakes import FakeTransport
 from tests.simulated import World

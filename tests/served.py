@@ -14,9 +14,9 @@ from launcher.serving.serve_plan import StartPlan, plan_serve
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
-from launcher.tools.placement import choose_placement, narrow_inventory
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.placement import choose_placement, narrow_inventory
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests import containers
 from tests.ray_rows import table
 

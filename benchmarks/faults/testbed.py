@@ -26,7 +26,7 @@ from launcher.core.domain import Ports
 from launcher.lab import hosts, layout, processes
 from launcher.lab.layout import Host, Lab
 from launcher.tools import agent_queries
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 
 NAME, SUBNET, CLUSTER = "vlaunch-faults{0}", "10.8{0}.0.0/24", "faults"
 VLAUNCH = str(Path(sys.executable).parent / "vlaunch")

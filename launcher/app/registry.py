@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.app.command import CommandContext
     from launcher.app.session import Session
     from launcher.app.terminal import Line
-    from launcher.tools.snapshot import ClusterSnapshot
+    from launcher.tools.site.snapshot import ClusterSnapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
 

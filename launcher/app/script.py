@@ -8,7 +8,8 @@ from launcher.core.plan import Plan, Stage, split_waves
 from launcher.core.sizes import format_count
 from launcher.core.transport import Command
 from launcher.core.untrusted import single_line
-from launcher.tools import containers, node_files, ray
+from launcher.tools import containers, ray
+from launcher.tools.shipped import node_files
 from launcher.tools.site import Site
 
 

@@ -9,9 +9,9 @@ from launcher.app.session import Session
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, combine_errors
 from launcher.core.similar import find_similar
-from launcher.tools import servers
-from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import ServersState
+from launcher.tools.site import servers
+from launcher.tools.site.ray_judges import parse_payload
+from launcher.tools.site.servers import ServersState
 
 
 def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:

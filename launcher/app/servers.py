@@ -7,13 +7,12 @@ from launcher.app.session import Session
 from launcher.core.errors import NodeError
 from launcher.core.plan import Plan
 from launcher.core.transport import Command, run_by_node
-from launcher.tools import history, network_verdict, serving_judges
 from launcher.tools import model as models
-from launcher.tools.node_files import plan_files
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.ray_judges import try_payload
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.shipped.node_files import plan_files
+from launcher.tools.site import Site, history, network_verdict, serving_judges
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 def query_cluster(

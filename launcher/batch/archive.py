@@ -4,7 +4,7 @@ from functools import cache
 
 from launcher.core.registry import Files
 from launcher.failures import data
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 
 NAME = "batch.pyz"
 _SHARED = ("desk", "folder", "identity", "job", "job_values")

@@ -37,7 +37,7 @@ from launcher.core.plan import Plan
 from launcher.core.sizes import format_count, format_decimal_size
 from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are error rows.")
 
@@ -296,7 +296,7 @@ def _query_cluster(
 ) -> tuple[list[Plan], BatchSnapshot]:
     """Query nodes, Ray, the model and the job's folder, after updating the node programs."""
     from launcher.app import servers
-    from launcher.tools.node_files import plan_files
+    from launcher.tools.shipped.node_files import plan_files
 
     model = request.job.model if request.job.mode != "predict" else ""
     cluster = servers.query_cluster(session, model=model)

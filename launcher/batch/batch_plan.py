@@ -19,11 +19,11 @@ from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Command
 from launcher.inventory.engine_args import to_flags
-from launcher.tools import agent_queries, serving_judges
+from launcher.tools import agent_queries
 from launcher.tools.engine_flags.gates import command_gate, engine_gate
 from launcher.tools.host import HostFacts
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import Site, serving_judges
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
 PIECE_BYTES = 24 * 2**20  # bytes of one command's standard input, held in memory

@@ -14,9 +14,8 @@ from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.similar import did_you_mean
 from launcher.core.transport import Command
-from launcher.tools import serving_judges
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import Site, serving_judges
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _REMAINS_SCRIPT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
 

@@ -14,8 +14,8 @@ from launcher.batch.folder import is_output
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import serving_judges
 from launcher.tools.follow import log_lines
+from launcher.tools.site import serving_judges
 
 _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
 _MAX_BYTES = 2**53  # bytes; larger than any disk

@@ -17,8 +17,8 @@ from launcher.batch.batches import BatchStatus, find_job, query_list
 from launcher.core import sizes
 from launcher.core.errors import NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
-from launcher.tools import servers
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import servers
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,7 +81,7 @@ def query_jobs(
         NodeError: the head's container is not running, lacks the program, or cannot list its jobs.
     """
     from launcher.app import servers as server
-    from launcher.tools.node_files import plan_files
+    from launcher.tools.shipped.node_files import plan_files
 
     inventory = session.inventory
     snapshot = server.query_cluster(session, head_only=True)

@@ -17,9 +17,9 @@ from launcher.core.events import Event
 from launcher.core.transport import Transport
 from launcher.failures.explain import explain
 from launcher.tools.follow import INTERVAL, Contact
-from launcher.tools.servers import replace_addresses
-from launcher.tools.serving_judges import OVER
 from launcher.tools.site import Site
+from launcher.tools.site.servers import replace_addresses
+from launcher.tools.site.serving_judges import OVER
 
 _STAGE = "batch"
 # seconds that the head waits for a change before answering: each query is a process, which takes

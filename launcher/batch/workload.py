@@ -14,12 +14,12 @@ from launcher.core.check import Finding, failed, judge_removal, waiting
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers
-from launcher.tools import agent_queries, serving_judges
-from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import shown_state
-from launcher.tools.serving_judges import Batch, query_jobs
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools import agent_queries
+from launcher.tools.site import Site, serving_judges
+from launcher.tools.site.ray_judges import parse_payload
+from launcher.tools.site.servers import shown_state
+from launcher.tools.site.serving_judges import Batch, query_jobs
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 lines = jobs_command.job_lines
 

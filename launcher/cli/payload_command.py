@@ -13,8 +13,8 @@ def payload(architecture: str | None) -> None:
     """Print the node programs as a tar archive."""
     from launcher.cluster.up_inputs import cache_dir
     from launcher.cluster.wheels import fetch_py_spy
-    from launcher.tools.node_files import payload_tar
-    from launcher.tools.py_spy import BUILDS
+    from launcher.tools.shipped.node_files import payload_tar
+    from launcher.tools.shipped.py_spy import BUILDS
 
     if architecture is None:
         data = payload_tar()

@@ -22,7 +22,7 @@ from launcher.distribute import image_copy
 from launcher.front import front_plan
 from launcher.front.certificates import load_certificate
 from launcher.front.update import update_front
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 

@@ -21,10 +21,10 @@ from launcher.core.errors import (
 )
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
-from launcher.tools.node_probes import parse_answers, probe_commands
-from launcher.tools.ray_judges import try_payload
-from launcher.tools.serving_judges import query_jobs, running_work
+from launcher.tools.host.node_probes import parse_answers, probe_commands
 from launcher.tools.site import Site
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.serving_judges import query_jobs, running_work
 
 
 @command(

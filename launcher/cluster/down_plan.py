@@ -7,8 +7,8 @@ from launcher.core.check import Finding
 from launcher.core.domain import Node
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
-from launcher.tools import compile_cache, docker, network_verdict
-from launcher.tools.site import Site
+from launcher.tools import compile_cache, docker
+from launcher.tools.site import Site, network_verdict
 
 # Only vlaunch's own files: a directory with other files stays, and is reported. Several nodes may
 # share a home: another one may have been quicker. Empty folders of the compile cache go as well.

@@ -12,10 +12,10 @@ from launcher.core.plan import Gate, precomputed_gate
 from launcher.core.sizes import format_count
 from launcher.core.transport import Answers, Command
 from launcher.hosts.checks import container
-from launcher.tools import agent_queries, docker, servers, serving_judges
-from launcher.tools import ray_judges as ray_checks
+from launcher.tools import agent_queries, docker
 from launcher.tools.host import HostFacts
-from launcher.tools.site import Site
+from launcher.tools.site import Site, servers, serving_judges
+from launcher.tools.site import ray_judges as ray_checks
 
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "

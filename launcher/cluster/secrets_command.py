@@ -23,9 +23,9 @@ from launcher.core import redaction, untrusted
 from launcher.core.domain import Inventory, Secret, SecretSource, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.transport import Command
-from launcher.tools import ray, serving_judges
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.site import Site
+from launcher.tools import ray
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.site import Site, serving_judges
 
 
 @click.group()
@@ -47,7 +47,7 @@ def list_(call: CommandContext) -> int:
     The exit code is 1 when a node cannot be reached, when a file is readable by others or belongs
     to no secret, or when a certificate expires within 30 days.
     """
-    from launcher.tools import certificates
+    from launcher.tools.shipped import certificates
 
     inventory = call.inventory
     with call.session(partial=True) as session:
@@ -92,7 +92,7 @@ def rotate(call: CommandContext, names: tuple[str, ...], join_timeout: float) ->
     their sources, named or not. If one of these values changes, containers restart and stop what
     runs in them; supervised servers start again.
     """
-    from launcher.tools import certificates
+    from launcher.tools.shipped import certificates
 
     inventory = call.inventory
     token = _new_token(inventory, names)
@@ -195,7 +195,7 @@ def _rotate_secrets(
 
 def _secret_rows(inventory: Inventory, pem_texts: Sequence[str] = ()) -> list[dict[str, str]]:
     """Return the facts about each secret, the expiry from the nodes' certificates `pem_texts`."""
-    from launcher.tools import certificates
+    from launcher.tools.shipped import certificates
 
     sources = {name: _describe_source(source) for name, source in sorted(inventory.secrets.items())}
     sources.setdefault(ray.TOKEN, "created by `vlaunch up`")

@@ -18,11 +18,12 @@ from launcher.core.domain import Inventory, Secret
 from launcher.core.errors import NodeError, VlaunchError
 from launcher.core.registry import program_files
 from launcher.core.transport import Command
-from launcher.tools import certificates, derived, image, ray
-from launcher.tools.certificates import Renewal
+from launcher.tools import image, ray
 from launcher.tools.host import HostFacts
-from launcher.tools.node_files import missing_py_spy
-from launcher.tools.py_spy import BUILDS
+from launcher.tools.shipped import certificates, derived
+from launcher.tools.shipped.certificates import Renewal
+from launcher.tools.shipped.node_files import missing_py_spy
+from launcher.tools.shipped.py_spy import BUILDS
 from launcher.tools.site import Site
 
 _MAX_PROBES = 100  # cached probe results

@@ -13,8 +13,9 @@ from launcher.hosts.check import Check, Evidence
 from launcher.hosts.checks import container
 from launcher.hosts.checks.catalogue import ESSENTIAL
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, warn_gpu_memory
-from launcher.tools import containers, derived, docker, node_files
-from launcher.tools.certificates import Renewal
+from launcher.tools import containers, docker
+from launcher.tools.shipped import derived, node_files
+from launcher.tools.shipped.certificates import Renewal
 from launcher.tools.site import Site
 
 

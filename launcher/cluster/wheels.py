@@ -23,9 +23,9 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from launcher.core.errors import RequestError, UnreadableAnswer, VlaunchError
-from launcher.tools.derived import WheelFile, WheelSet
 from launcher.tools.image import RAY_EXTRAS, ImagePython, pip_download
-from launcher.tools.py_spy import VERSION, Build, unpack
+from launcher.tools.shipped.derived import WheelFile, WheelSet
+from launcher.tools.shipped.py_spy import VERSION, Build, unpack
 
 _UNFINISHED = ".resolving-"
 _LIST = "wheels.json"  # the SHA-256 of each file of a folder

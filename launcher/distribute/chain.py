@@ -19,7 +19,8 @@ from launcher.core.registry import Files
 from launcher.distribute.node import fetcher
 from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.distribute.node.models import cache_folder
-from launcher.tools import docker, zipapps
+from launcher.tools import docker
+from launcher.tools.shipped import zipapps
 
 _BOOTSTRAP: Final = """
 import base64, json, os, sys

@@ -8,9 +8,9 @@ from typing import Any, Final
 from launcher.core import shell, untrusted
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import docker_output, host_output
-from launcher.tools.docker import Image
-from launcher.tools.parts import Parts, parse_parts
+from launcher.tools.docker import Image, docker_output
+from launcher.tools.host import host_output
+from launcher.tools.host.parts import Parts, parse_parts
 
 # A local disk that survives reboots (hier(7)). A home may be on a slow file system that all nodes
 # share, and Docker's folders belong to root.

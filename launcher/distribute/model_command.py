@@ -22,7 +22,7 @@ from launcher.distribute.chain import NodeModels, Revision, StoredModel
 from launcher.distribute.model_copy import copy
 from launcher.distribute.model_programs import NodePrograms, check_path, warn_unreachable
 from launcher.distribute.model_pull import pull
-from launcher.tools import servers
+from launcher.tools.site import servers
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

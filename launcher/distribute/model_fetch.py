@@ -10,7 +10,7 @@ from launcher.core.plan import Plan
 from launcher.distribute import model_copy, model_pull
 from launcher.distribute.copy_session import CopyOptions
 from launcher.distribute.model_plan import complete_nodes, plan_copy
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 def ensure_model(

@@ -11,7 +11,7 @@ from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, comb
 from launcher.core.transport import Command
 from launcher.distribute import chain, members
 from launcher.distribute.chain import NodeModels, ProgramRuntime
-from launcher.tools import node_probes
+from launcher.tools.host import node_probes
 from launcher.tools.site import Site
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from launcher.export.group import build_group
 from launcher.export.target import ExportTarget, Kind, object_name
 from launcher.serving.serve_request import merge_vllm_args
 from launcher.serving.start_spec import StartSpec, supervision_policy
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
 
 
 @click.group()

@@ -13,7 +13,7 @@ from launcher.export.target import ExportTarget
 from launcher.serving import server_spec
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 Object = dict[str, Any]
 # Every pod network calls a pod's interface so, whatever the host's NIC is called.

@@ -14,8 +14,9 @@ from launcher.export.group import Object, PodGroup
 from launcher.export.kubernetes import Manifests
 from launcher.export.target import ExportTarget
 from launcher.serving.serve_request import ServeRequest
-from launcher.tools import containers, zipapps
-from launcher.tools.placement import Placement
+from launcher.tools import containers
+from launcher.tools.shipped import zipapps
+from launcher.tools.site.placement import Placement
 
 _FILES = "/opt/vlaunch-job"  # the job's files in the head's pod
 _RETRIES = 2  # each continues where the one before has ended

@@ -14,7 +14,8 @@ from launcher.export import kuberay, lws, pods, yaml_text
 from launcher.export.group import Object, PodGroup
 from launcher.network import archive
 from launcher.serving import endpoints
-from launcher.tools import node_files, vllm, zipapps
+from launcher.tools import vllm
+from launcher.tools.shipped import node_files, zipapps
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
 # Comments above lines whose reason is not obvious.

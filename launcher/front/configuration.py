@@ -18,7 +18,7 @@ from launcher.agent.front.haproxy import STATES
 from launcher.core.domain import FrontSettings, Inventory, Node
 from launcher.tools import vllm
 from launcher.tools.agent_queries import address
-from launcher.tools.servers import Server
+from launcher.tools.site.servers import Server
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -32,7 +32,7 @@ from launcher.front.status import FrontStatus, parse_status
 from launcher.front.traffic import MAX_LINES, Traffic, parse_traffic
 from launcher.front.update import read_files, update_front
 from launcher.tools import docker
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -66,7 +66,7 @@ def front_status(call: CommandContext, since: float) -> int:
     run, its certificate has expired, or it differs from the inventory, from the certificate's files
     on this machine, or from the servers.
     """
-    from launcher.tools.certificates import front_warning
+    from launcher.tools.shipped.certificates import front_warning
 
     inventory = _require_front(call.inventory)
     with call.session() as session:

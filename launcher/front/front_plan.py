@@ -27,8 +27,8 @@ from launcher.front.keys import merge_maps
 from launcher.front.node_program import REVOKED
 from launcher.front.status import parse_status
 from launcher.tools import containers, docker
-from launcher.tools.ray_judges import explain_logs
 from launcher.tools.site import Site
+from launcher.tools.site.ray_judges import explain_logs
 
 SERVER_KEY = "VLLM_API_KEY"
 _TABLE = router_process.TABLE
@@ -346,7 +346,7 @@ def _changed_files(
     site: Site, node: Node, inputs: FrontInputs, files: FrontFiles, config: str
 ) -> list[_File]:
     """Return the files with another content than those on the node, apart from the keys."""
-    from launcher.tools.node_files import secret_command
+    from launcher.tools.shipped.node_files import secret_command
 
     folder, secrets, inventory = files_dir(site, node), secrets_dir(site, node), site.inventory
     assert inventory.front is not None  # noqa: S101 - it has nodes

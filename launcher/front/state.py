@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from launcher.front.front_plan import describe_drift, front_container
-from launcher.tools import certificates
+from launcher.tools.shipped import certificates
 from launcher.tools.site import Site
 
 

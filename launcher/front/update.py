@@ -13,11 +13,10 @@ from launcher.front import front_plan
 from launcher.front.certificates import hide_key, make_self_signed
 from launcher.front.configuration import FrontServer, front_servers
 from launcher.front.front_plan import FrontFiles, FrontInputs, find_drift, front_container
-from launcher.tools import servers
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import Server
-from launcher.tools.site import Site
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.site import Site, servers
+from launcher.tools.site.ray_judges import parse_payload
+from launcher.tools.site.servers import Server
 
 
 def follow_servers(session: Session, *, verb: str) -> None:

@@ -13,7 +13,7 @@ from launcher.core.expectations import Expectations, ExpectedGpu
 from launcher.hosts.container_view import ContainerView
 from launcher.hosts.pairs import PortProbe
 from launcher.tools.host import HostFacts
-from launcher.tools.survey import Survey
+from launcher.tools.host.survey import Survey
 
 T = TypeVar("T", bound=Hashable)
 Group = Literal[

@@ -20,8 +20,7 @@ from launcher.hosts import container_view, pairs, preflight
 from launcher.hosts.check import Check, Evidence, Group, HubAccess
 from launcher.hosts.checks.rdma import active_port_names, lacks_shared_switch
 from launcher.tools import model as models
-from launcher.tools import node_probes
-from launcher.tools.host import HostFacts
+from launcher.tools.host import HostFacts, node_probes
 from launcher.tools.site import Site
 
 if TYPE_CHECKING:

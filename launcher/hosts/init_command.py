@@ -27,7 +27,8 @@ from launcher.hosts.discovery import local_assets
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.shape import DOCKER, HF_HOME, Discovery, InitOptions, ScannedHost
-from launcher.tools import compile_cache, host, node_probes
+from launcher.tools import compile_cache, host
+from launcher.tools.host import node_probes
 
 _SUDO: Argv = ("sudo", "-n", "docker")
 

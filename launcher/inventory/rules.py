@@ -19,7 +19,7 @@ from launcher.inventory.mistakes import Mistake, YamlPath, did_you_mean
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
 _MIN_OBJECT_STORE = 75 * 2**20
-# Folders of app/audit.py, app/lock.py, tools/site.py and shell/state_folder.sh in `state_dir`, next
+# Folders of app/audit.py, app/lock.py, tools/site/ and shell/state_folder.sh in `state_dir`, next
 # to the clusters'.
 _RESERVED_NAMES = ("audit", "cache", "locks", "nodes")
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -91,7 +91,7 @@ def ports(draft: InventoryDraft) -> Iterator[Mistake]:
 def placement(draft: InventoryDraft) -> Iterator[Mistake]:
     """Require GPUs for TP × PP × DP.
 
-    launcher/tools/placement.py checks the rest, which depends on the model and the backend.
+    launcher/tools/site/placement.py checks the rest, which depends on the model and the backend.
     """
     if _gpu_count_unknown(draft):
         return

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from launcher.core.registry import Files
 from launcher.lab import cpu_platform
-from launcher.tools import derived
+from launcher.tools.shipped import derived
 
 
 def files() -> Files:

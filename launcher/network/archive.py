@@ -6,7 +6,7 @@ from pathlib import Path
 from launcher.core import tls
 from launcher.core.registry import Files
 from launcher.network import probe
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 
 NAME = "network.pyz"
 

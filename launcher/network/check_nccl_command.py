@@ -24,9 +24,9 @@ from launcher.network import levels, nccl_log, network_view
 from launcher.network import page as network_page
 from launcher.network.network_shape import CheckOptions, CheckResult, Verdict
 from launcher.network.network_shape import as_json as plain
-from launcher.tools import network_verdict as kept
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
 from launcher.tools.site import Site
+from launcher.tools.site import network_verdict as kept
 
 
 @command(

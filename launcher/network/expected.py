@@ -9,7 +9,7 @@ from launcher.core.expectations import ExpectedNic
 from launcher.hosts.check import Evidence, Host
 from launcher.hosts.checks.rdma import ports_in_use
 from launcher.network.network_shape import Cell, Verdict, format_rate
-from launcher.tools.survey import Survey
+from launcher.tools.host.survey import Survey
 
 _ANY = ExpectedNic(model="a network card", match=".", source="defaults")
 

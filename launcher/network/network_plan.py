@@ -16,9 +16,10 @@ from launcher.hosts.check import Evidence
 from launcher.network import expected, network_shape, transport
 from launcher.network import probe_command as probe
 from launcher.network.network_shape import CheckOptions, CheckResult, Measurement
-from launcher.tools import containers, docker, network_verdict, node_files
-from launcher.tools.network_verdict import NetworkRecord, ServerLinks
-from launcher.tools.site import Site
+from launcher.tools import containers, docker
+from launcher.tools.shipped import node_files
+from launcher.tools.site import Site, network_verdict
+from launcher.tools.site.network_verdict import NetworkRecord, ServerLinks
 
 # Written whole, as secrets are: a reader never sees half of it.
 _STORE = (

@@ -10,14 +10,14 @@ from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Level, Secret
 from launcher.core.expectations import Expectations
 from launcher.network.probe_command import Collective, Report
-from launcher.tools.network_verdict import (
+from launcher.tools.site import Site
+from launcher.tools.site.network_verdict import (
     MeasuredLink,
     NetworkRecord,
     ServerLinks,
     incarnation,
     narrow_site,
 )
-from launcher.tools.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from launcher.planner.choice import (
 )
 from launcher.planner.estimate import Range
 from launcher.tools import vllm
-from launcher.tools.placement import split_evenly
+from launcher.tools.site.placement import split_evenly
 
 _MAX_ALTERNATIVES = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95

@@ -15,7 +15,7 @@ from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import count_kv_copies, partition_layers
 from launcher.planner.measurement import MeasuredStart, apply_measurement
 from launcher.planner.versions import CURRENT
-from launcher.tools.placement import explain_heads, split_evenly
+from launcher.tools.site.placement import explain_heads, split_evenly
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 

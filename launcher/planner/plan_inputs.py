@@ -19,10 +19,11 @@ from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import parse_flags
 from launcher.planner.measurement import MeasuredStart
 from launcher.planner.weights import GIB
-from launcher.tools import history, network_verdict, node_probes, vllm
 from launcher.tools import model as models
-from launcher.tools.history import ServerRevision
-from launcher.tools.site import Site
+from launcher.tools import vllm
+from launcher.tools.host import node_probes
+from launcher.tools.site import Site, history, network_verdict
+from launcher.tools.site.history import ServerRevision
 
 # A model's name, its architecture, and the bytes of its weights.
 Model = tuple[str, Architecture, int]

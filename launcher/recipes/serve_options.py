@@ -14,8 +14,10 @@ from launcher.core.domain import Inventory
 from launcher.recipes import vllm_command
 from launcher.recipes.vllm_command import VllmCommand
 from launcher.serving.start_spec import StartSpec
-from launcher.tools import node_probes, placement, vllm
-from launcher.tools.placement import Placement
+from launcher.tools import vllm
+from launcher.tools.host import node_probes
+from launcher.tools.site import placement
+from launcher.tools.site.placement import Placement
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -23,7 +23,8 @@ from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
 from launcher.front.front_plan import front_target
 from launcher.serving import endpoints
-from launcher.tools import agent_queries, docker, servers
+from launcher.tools import agent_queries, docker
+from launcher.tools.site import servers
 
 _MAX_ANSWER_CHARS = 2**26  # ten times the longest context of a model
 _PROMPT = "Say hello."

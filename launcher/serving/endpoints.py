@@ -12,7 +12,7 @@ from launcher.agent.health.task import HEALTH, TRANSCRIPTION, ModelTask
 from launcher.agent.observed import EndpointHealth
 from launcher.core.domain import Inventory
 from launcher.tools import vllm
-from launcher.tools.servers import DEFAULT, READY, Server, valid_verdict
+from launcher.tools.site.servers import DEFAULT, READY, Server, valid_verdict
 
 _PROMPT = "Say hello."
 

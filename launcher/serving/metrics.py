@@ -14,9 +14,9 @@ from launcher.core.transport import Command
 from launcher.serving import endpoints, prometheus
 from launcher.serving.prometheus import Buckets
 from launcher.tools import agent_queries
-from launcher.tools.servers import OLD, Server, ServersState, server_health
-from launcher.tools.serving_judges import SILENT
 from launcher.tools.site import Site
+from launcher.tools.site.servers import OLD, Server, ServersState, server_health
+from launcher.tools.site.serving_judges import SILENT
 
 _QUERY_TIMEOUT = 5.0  # seconds for vLLM's `/metrics`
 _LATENCY_WINDOW = 60.0  # seconds

@@ -14,9 +14,9 @@ from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show, show_live
 from launcher.core.errors import NodeError
 from launcher.serving.metrics import MetricsCollector, MetricsSample
-from launcher.tools import servers
-from launcher.tools.ray_judges import try_payload
-from launcher.tools.servers import ServersState
+from launcher.tools.site import servers
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.servers import ServersState
 
 
 @command(shows="none", flags=[options.JSON])

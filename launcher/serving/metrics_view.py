@@ -10,7 +10,7 @@ from launcher.app.terminal import Line, plain_text, text_line
 from launcher.core.domain import fold
 from launcher.serving.metrics import Figures, Latency, MetricsSample, RankStatus, ServerMetrics
 from launcher.serving.status_view import format_count, state_line
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -24,11 +24,10 @@ from launcher.serving import server_spec
 from launcher.serving.serve_plan import StartPlan
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.stop_plan import plan_stop
-from launcher.tools import network_verdict
-from launcher.tools.network_verdict import NetworkRecord
-from launcher.tools.placement import Placement
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import Site, network_verdict
+from launcher.tools.site.network_verdict import NetworkRecord
+from launcher.tools.site.placement import Placement
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _INDEPENDENT_REPLICAS = (
     "replicas of a dense model exchange no data: only requests and answers cross the network"

@@ -8,11 +8,12 @@ from launcher.agent.state import replica_name, replica_number
 from launcher.core.domain import Inventory, ServerSpec
 from launcher.core.errors import PlacementError, RequestError
 from launcher.core.sizes import format_count
-from launcher.tools import serving_judges, vllm
-from launcher.tools.placement import Placement, choose_placement, narrow_inventory
-from launcher.tools.servers import Server, gpus_by_node
-from launcher.tools.serving_judges import GpuUser
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools import vllm
+from launcher.tools.site import serving_judges
+from launcher.tools.site.placement import Placement, choose_placement, narrow_inventory
+from launcher.tools.site.servers import Server, gpus_by_node
+from launcher.tools.site.serving_judges import GpuUser
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 S = TypeVar("S", bound=ServerSpec)
 _LAST_PORT = 65535

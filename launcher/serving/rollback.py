@@ -16,11 +16,10 @@ from launcher.core.errors import (
     VlaunchError,
 )
 from launcher.core.transport import run_by_node
-from launcher.tools import history
-from launcher.tools.history import ServerRevision
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.servers import Server
-from launcher.tools.site import Site
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.site import Site, history
+from launcher.tools.site.history import ServerRevision
+from launcher.tools.site.servers import Server
 
 
 class RollbackSkipped(GateError):

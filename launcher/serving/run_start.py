@@ -28,8 +28,8 @@ from launcher.serving.start import Replica, Replicas, plan_replicas
 from launcher.serving.start_spec import StartSpec, supervision_policy
 from launcher.serving.stop_plan import plan_forget, plan_stop
 from launcher.serving.watch import watch_start
-from launcher.tools.history import ServerRevision
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.history import ServerRevision
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _GRACE = 15.0  # seconds for a removed replica to exit politely
 # Nothing was changed; or an operator stopped the server, or its state is unknown.

@@ -19,7 +19,7 @@ from launcher.inventory import ranges
 from launcher.serving.serve_request import merge_vllm_args
 from launcher.serving.start_spec import StartSpec, start_options, supervision_policy
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 class _Command(click.Command):

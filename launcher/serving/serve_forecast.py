@@ -20,8 +20,8 @@ from launcher.serving.replicas import share_cluster
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.start_spec import StartSpec
 from launcher.tools import vllm
-from launcher.tools.placement import narrow_inventory
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.placement import narrow_inventory
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _TOLERANCE = 0.005  # relative difference that still counts as planned
 

@@ -13,8 +13,8 @@ from launcher.serving import server_spec
 from launcher.serving import start_gates as room
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools.engine_flags.gates import command_gate
-from launcher.tools.servers import OTHER_VERSION, Server
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.servers import OTHER_VERSION, Server
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from launcher.core import secret_patterns
 from launcher.core.domain import Argv, Inventory, Node, ServerSpec, long_options
 from launcher.core.errors import RequestError
 from launcher.tools import vllm
-from launcher.tools.placement import Placement
+from launcher.tools.site.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ServeRequest(ServerSpec):
 
     @property
     def original_spec(self) -> dict[str, Any]:
-        """Spec with which a later run starts the same server (`tools/history.py`)."""
+        """Spec with which a later run starts the same server (`tools/site/history.py`)."""
         lists = {"args": list(self.args), "nodes": list(self.nodes)}
         host = "" if self.default_host else self.host
         spec = {**self.spec_fields(), **lists, "host": host}

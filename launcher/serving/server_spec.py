@@ -16,10 +16,10 @@ from launcher.hosts.check import Evidence
 from launcher.hosts.checks import gpu_memory
 from launcher.network import engine_log
 from launcher.serving.serve_request import ServeRequest
-from launcher.tools import servers, vllm
+from launcher.tools import vllm
 from launcher.tools.engine_flags.gates import VISIBLE_DEVICES
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import Site, servers
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 _READY_TIMEOUT = (
     "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's API server waits for its engine

@@ -22,7 +22,7 @@ from launcher.serving import endpoints
 from launcher.serving.soak import retransmits
 from launcher.serving.soak.load import LoadGenerator, LoadTarget
 from launcher.serving.soak.verdict import judge_load, verdict_rows
-from launcher.tools import servers
+from launcher.tools.site import servers
 
 _pause = time.sleep
 

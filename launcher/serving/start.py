@@ -13,10 +13,10 @@ from launcher.serving.serve_forecast import ServePlan
 from launcher.serving.serve_plan import StartPlan, plan_serve
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.start_spec import StartSpec
-from launcher.tools.placement import narrow_inventory
-from launcher.tools.servers import Server
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.placement import narrow_inventory
+from launcher.tools.site.servers import Server
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from launcher.core import untrusted
 from launcher.core.errors import ServerError
 from launcher.failures.explain import Explanation, explain
 from launcher.tools import vllm
-from launcher.tools.servers import Server
+from launcher.tools.site.servers import Server
 
 # characters of an exception in an error's first line; the evidence has all of it
 _LINE = 160

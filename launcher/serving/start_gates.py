@@ -13,10 +13,11 @@ from launcher.hosts.check import Evidence
 from launcher.hosts.checks.gpu import ACCELERATOR
 from launcher.hosts.checks.gpu_memory import GPU_MEMORY, judge_server_memory, warn_gpu_memory
 from launcher.serving.serve_request import ServeRequest
-from launcher.tools import serving_judges, vllm
-from launcher.tools.servers import Server, gpus_by_node
-from launcher.tools.serving_judges import GpuUser
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools import vllm
+from launcher.tools.site import serving_judges
+from launcher.tools.site.servers import Server, gpus_by_node
+from launcher.tools.site.serving_judges import GpuUser
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 def start_gates(

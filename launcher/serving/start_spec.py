@@ -14,7 +14,8 @@ from launcher.serving import load_balancing
 from launcher.serving.endpoints import endpoint_url
 from launcher.serving.replicas import requested_sizes
 from launcher.serving.serve_request import ServeRequest
-from launcher.tools import placement, vllm
+from launcher.tools import vllm
+from launcher.tools.site import placement
 
 F = TypeVar("F", bound=Callable[..., Any])
 

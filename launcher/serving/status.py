@@ -15,21 +15,13 @@ from launcher.core.transport import Command
 from launcher.front.state import FrontState, front_state
 from launcher.serving import endpoints
 from launcher.serving.endpoints import Endpoint
-from launcher.tools import (
-    certificates,
-    containers,
-    docker,
-    network_verdict,
-    node_files,
-    ray,
-    servers,
-    serving_judges,
-)
+from launcher.tools import containers, docker, ray
 from launcher.tools.containers import find_drift
 from launcher.tools.host import UnfinishedModel
-from launcher.tools.servers import BAD, Server, ServersState
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.shipped import certificates, node_files
+from launcher.tools.site import Site, network_verdict, servers, serving_judges
+from launcher.tools.site.servers import BAD, Server, ServersState
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

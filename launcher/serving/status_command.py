@@ -14,11 +14,11 @@ from launcher.app.command import CommandContext, command
 from launcher.app.registry import workloads
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show, show_live
-from launcher.tools.network_verdict import parse_record
-from launcher.tools.node_probes import parse_answers, probe_commands
-from launcher.tools.ray_judges import try_payload
+from launcher.tools.host.node_probes import parse_answers, probe_commands
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.network_verdict import parse_record
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
     from launcher.serving.status import ClusterStatus

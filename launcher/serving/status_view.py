@@ -14,8 +14,8 @@ from launcher.app.terminal import Line, evidence_line, make_table, plain_text, t
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
-from launcher.tools import node_files
-from launcher.tools.servers import DEFAULT, GOOD, READY, shown_state
+from launcher.tools.shipped import node_files
+from launcher.tools.site.servers import DEFAULT, GOOD, READY, shown_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,9 +12,9 @@ from launcher.app.registry import workloads
 from launcher.app.session import Session
 from launcher.core.errors import RequestError
 from launcher.serving.stop_plan import plan_forget, plan_stop
-from launcher.tools import history, serving_judges
-from launcher.tools.servers import Server, shown_state
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import history, serving_judges
+from launcher.tools.site.servers import Server, shown_state
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])

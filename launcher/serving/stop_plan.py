@@ -9,10 +9,10 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.sizes import format_count
 from launcher.core.transport import Answers, Command
-from launcher.tools import agent_queries, servers, serving_judges
-from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import Server, shown_state
-from launcher.tools.site import Site
+from launcher.tools import agent_queries
+from launcher.tools.site import Site, servers, serving_judges
+from launcher.tools.site.ray_judges import parse_payload
+from launcher.tools.site.servers import Server, shown_state
 
 _MARGIN = 60.0  # seconds beyond the drain and grace until a server must be gone
 

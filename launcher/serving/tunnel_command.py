@@ -11,7 +11,7 @@ from launcher.app.session import Session
 from launcher.app.terminal import say
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
-from launcher.tools.servers import ServersState
+from launcher.tools.site.servers import ServersState
 
 
 @command(shows="none")

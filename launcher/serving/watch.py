@@ -28,11 +28,11 @@ from launcher.core.transport import Transport, run_by_node
 from launcher.failures.explain import explain
 from launcher.serving import endpoints
 from launcher.serving.start_error import start_error
-from launcher.tools import agent_queries, servers, vllm
+from launcher.tools import agent_queries, vllm
 from launcher.tools.follow import INTERVAL, Contact, log_lines
-from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import Server
-from launcher.tools.site import Site
+from launcher.tools.site import Site, servers
+from launcher.tools.site.ray_judges import parse_payload
+from launcher.tools.site.servers import Server
 
 _LISTEN_WAIT = 5.0  # seconds that a log query waits for the API to listen
 # seconds without a line, after a fatal one, until a server counts as hung

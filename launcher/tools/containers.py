@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.core.domain import Argv, ExistingMount, Inventory, Mount, Node, Secret
-from launcher.tools import agent_queries, derived, docker, ray
+from launcher.tools import agent_queries, docker, ray
+from launcher.tools.shipped import derived
 from launcher.tools.site import Site
 
 PAYLOAD = "/opt/vlaunch"

@@ -25,7 +25,9 @@ from launcher.agent.desired import Policy, Ray
 from launcher.agent.link import server
 from launcher.agent.observed import FirstAnswer, Observed
 from launcher.agent.processes import process
-from launcher.tools import agent_queries, servers, zipapps
+from launcher.tools import agent_queries
+from launcher.tools.shipped import zipapps
+from launcher.tools.site import servers
 from tests.agent import specs
 from tests.agent.authority import Authority
 from tests.agent.waits import PATIENCE, lives, until

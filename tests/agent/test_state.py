@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent import state
 from launcher.agent.observed import Observed
-from launcher.tools import node_files, zipapps
+from launcher.tools.shipped import node_files, zipapps
 from tests.agent import specs
 
 

@@ -13,7 +13,7 @@ from launcher.core.errors import GateError, LockError, NodeError
 from launcher.core.events import Event
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
-from launcher.tools import ray_judges
+from launcher.tools.site import ray_judges
 from tests.fakes import FakeTransport
 
 

@@ -16,8 +16,8 @@ from launcher.app.script import render_script
 from launcher.core.domain import Answer, Argv, Inventory
 from launcher.core.errors import NodeError
 from launcher.core.plan import Plan, split_waves
-from launcher.tools import certificates, node_files
 from launcher.tools.host import HostFacts
+from launcher.tools.shipped import certificates, node_files
 from tests import golden
 from tests import plan_case as case
 from tests.fakes import FakeTransport

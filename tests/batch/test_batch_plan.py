@@ -32,7 +32,7 @@ from launcher.core.errors import RequestError
 from launcher.core.plan import Gate
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 
 Load = Callable[..., Inventory]
 JOB = "model: org/m\nread: in.txt\nwrite: out\n"

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import pytest
 
 from launcher.batch import desk
-from launcher.tools import node_files as files
+from launcher.tools.shipped import node_files as files
 from tests.batch.driver.jobs import job, surveyed
 from tests.batch.driver.test_ledger import run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import up
 from launcher.inventory.load import load
-from launcher.tools import node_files
+from launcher.tools.shipped import node_files
 from launcher.tools.site import Site
 
 INVENTORY = load(Path(__file__).parents[2] / "inventory" / "h100-infiniband.yaml")

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from launcher.tools.node_files import payload_tar
+from launcher.tools.shipped.node_files import payload_tar
 from tests.command_line import VLAUNCH
 
 pytestmark = pytest.mark.processes

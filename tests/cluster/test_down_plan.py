@@ -15,7 +15,7 @@ from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
-from launcher.tools.node_probes import parse_answers, probe_commands, probe_nodes
+from launcher.tools.host.node_probes import parse_answers, probe_commands, probe_nodes
 from launcher.tools.site import Site
 from tests import plan_case as case
 from tests.fakes import FakeTransport

@@ -14,7 +14,8 @@ from launcher.cluster import secret_files
 from launcher.core import shell
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import host, host_output
+from launcher.tools import host
+from launcher.tools.host import host_output
 
 pytestmark = pytest.mark.processes
 

@@ -13,8 +13,8 @@ import pytest
 from launcher.agent.desired import Policy
 from launcher.app.secrets import from_terminal
 from launcher.core import redaction
-from launcher.tools import certificates
-from launcher.tools.certificates import SECRET_NAMES
+from launcher.tools.shipped import certificates
+from launcher.tools.shipped.certificates import SECRET_NAMES
 from tests import supervision
 from tests.command_line import INVENTORY, SECRET, Cluster
 
@@ -108,7 +108,7 @@ def test_the_list_warns_before_certificates_expire(
     keyed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scripts read the warning from the exit code."""
-    monkeypatch.setattr("launcher.tools.certificates._WARN_BEFORE", timedelta(days=5 * 365))
+    monkeypatch.setattr("launcher.tools.shipped.certificates._WARN_BEFORE", timedelta(days=5 * 365))
     ran = keyed.run("secrets", "list")
 
     assert ran.code == 1

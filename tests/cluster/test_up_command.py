@@ -13,7 +13,7 @@ import pytest
 from launcher.app.apply import apply
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError, VlaunchError
-from launcher.tools import py_spy
+from launcher.tools.shipped import py_spy
 from tests import simulated
 from tests.command_line import INVENTORY, SECRET, Cluster
 

@@ -12,7 +12,7 @@ from launcher.cluster.up_plan import plan_image, plan_up
 from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Plan
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
 from launcher.tools.site import Site
 from tests import plan_case as case
 from tests.fakes import FakeTransport

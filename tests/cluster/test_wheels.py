@@ -17,9 +17,9 @@ from launcher.cluster import wheels
 from launcher.cluster.wheels import fetch_py_spy
 from launcher.core.errors import RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools import image as images
-from launcher.tools import py_spy
-from launcher.tools.derived import WheelSet
-from launcher.tools.py_spy import VERSION, Build
+from launcher.tools.shipped import py_spy
+from launcher.tools.shipped.derived import WheelSet
+from launcher.tools.shipped.py_spy import VERSION, Build
 from tests import wheel
 from tests.ssh.conftest import IMAGE, Shelf
 

@@ -17,7 +17,7 @@ from launcher.core.check import (
 )
 from launcher.core.domain import Node
 from launcher.hosts.check import Host, collect_surveys, per_host, per_survey, uniform_value
-from launcher.tools.survey import Survey
+from launcher.tools.host.survey import Survey
 from tests.hosts.checks.spoiled import HEALTHY
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from launcher.cli.main import run_command
 from launcher.network import archive as network_archive
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 from tests import golden
 from tests.export.exports import CASES, KINDS, MODEL, PAIRS, RDMA, inventory, objects
 from tests.export.kubernetes_export import PAIR, Export, env, shown, split

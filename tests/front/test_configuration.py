@@ -17,7 +17,7 @@ from launcher.front.configuration import (
     render_table,
     served_models,
 )
-from launcher.tools.servers import Server
+from launcher.tools.site.servers import Server
 from tests.agent.specs import hybrid, mp, process
 from tests.served import INVENTORY
 

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.agent.observed import EndpointHealth, Wedge
 from launcher.core.domain import Inventory, Secret
 from launcher.inventory.load import loads
-from launcher.tools import node_probes
+from launcher.tools.host import node_probes
 from tests import plan_case as case
 from tests import supervision
 from tests.simulated import World

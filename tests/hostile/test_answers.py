@@ -35,23 +35,12 @@ from launcher.network import network_view as ui_network
 from launcher.network.network_shape import Measurement
 from launcher.serving import status, watch
 from launcher.serving import status_view as ui_status
-from launcher.tools import (
-    docker,
-    docker_output,
-    gpu_survey,
-    host,
-    host_output,
-    image,
-    model,
-    network_verdict,
-    node_probes,
-    ray,
-    serving_judges,
-    vllm,
-)
-from launcher.tools import ray_judges as ray_checks
-from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools import docker, host, image, model, ray, vllm
+from launcher.tools.docker import docker_output
+from launcher.tools.host import gpu_survey, host_output, node_probes
+from launcher.tools.site import Site, network_verdict, serving_judges
+from launcher.tools.site import ray_judges as ray_checks
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests import supervision
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds

@@ -21,7 +21,8 @@ from launcher.batch.output_folder import OutputFolder
 from launcher.cluster import up_inputs, wheels
 from launcher.core.domain import Answer
 from launcher.core.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
-from launcher.tools import derived, image
+from launcher.tools import image
+from launcher.tools.shipped import derived
 from launcher.tools.site import Site
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds

@@ -15,16 +15,11 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import pairs
 from launcher.hosts.discovery import local_assets
 from launcher.network import network_plan
-from launcher.tools import (
-    docker_output,
-    gpu_survey,
-    host_output,
-    ray,
-    ray_judges,
-    serving_judges,
-    vllm,
-)
-from launcher.tools.ray_judges import parse_payload
+from launcher.tools import ray, vllm
+from launcher.tools.docker import docker_output
+from launcher.tools.host import gpu_survey, host_output
+from launcher.tools.site import ray_judges, serving_judges
+from launcher.tools.site.ray_judges import parse_payload
 from tests import supervision
 from tests.hostile import seeds
 

@@ -13,9 +13,9 @@ from launcher.core.domain import Inventory
 from launcher.hosts import preflight
 from launcher.tools import model
 from launcher.tools.host import HostFacts
-from launcher.tools.node_probes import probe_nodes
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.host.survey import Nic, Survey
 from launcher.tools.site import Site
-from launcher.tools.survey import Nic, Survey
 from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan_case import bring_up

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.faults.judge import Sample
 from benchmarks.faults.traffic import Traffic, send_request
 from launcher.lab.host_configs import MODEL
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 from tests.integration.batches import kill_process, wait_until
 from tests.integration.conftest import API_KEY, CommandResult, LabCluster
 

@@ -17,7 +17,7 @@ import yaml
 
 import launcher
 from benchmarks.faults import host_faults
-from launcher.tools import derived
+from launcher.tools.shipped import derived
 from tests.integration.conftest import LabCluster
 
 pytestmark = pytest.mark.lab

@@ -12,7 +12,7 @@ from benchmarks import client, flood
 from benchmarks.client import Endpoint
 from launcher.core.domain import Inventory
 from launcher.inventory.load import load
-from launcher.tools.servers import DEFAULT
+from launcher.tools.site.servers import DEFAULT
 from tests.integration.conftest import LabCluster
 from tests.integration.servers import query_status, serve
 

@@ -13,7 +13,7 @@ from launcher.core.domain import Backend, Inventory
 from launcher.core.errors import InventoryError, PlacementError
 from launcher.inventory.load import load as load_file
 from launcher.inventory.load import loads
-from launcher.tools import placement
+from launcher.tools.site import placement
 from tests.inventory.conftest import GOOD
 
 Load = Callable[..., Inventory]

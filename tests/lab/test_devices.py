@@ -11,8 +11,8 @@ import pytest
 from launcher.core import shell
 from launcher.lab import devices, host_configs, layout
 from launcher.lab.layout import Lab
-from launcher.tools.survey import Gid, RdmaDevice
-from launcher.tools.survey_output import parse_rdma
+from launcher.tools.host.survey import Gid, RdmaDevice
+from launcher.tools.host.survey_output import parse_rdma
 
 
 def lab(folder: Path, **changes: Any) -> Lab:

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from launcher.lab import gpu_image, image
-from launcher.tools import derived
+from launcher.tools.shipped import derived
 
 
 def read_archive(archive: Path) -> dict[str, bytes]:

@@ -18,8 +18,8 @@ from launcher.agent.processes import gpu as agent
 from launcher.agent.processes import inspection
 from launcher.core import shell
 from launcher.lab import gpus, layout, nvidia_smi
-from launcher.tools import gpu_survey
-from launcher.tools.survey import GpuProcess
+from launcher.tools.host import gpu_survey
+from launcher.tools.host.survey import GpuProcess
 
 CSV = "--format=csv,noheader,nounits"
 

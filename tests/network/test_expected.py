@@ -11,7 +11,7 @@ from launcher.network import expected, transport
 from launcher.network.network_shape import Measurement
 from launcher.network.probe_command import Report
 from launcher.tools.host import Address, HostFacts
-from launcher.tools.survey import Nic, RdmaDevice, RdmaPort, Survey
+from launcher.tools.host.survey import Nic, RdmaDevice, RdmaPort, Survey
 from tests.network.reports import GDR, NAMES, between, healthy, three
 
 EXPECTATIONS = expectations_file.load_expectations()

@@ -11,12 +11,11 @@ import pytest
 from launcher.core.domain import Answer, Secret
 from launcher.network import network_plan
 from launcher.network.network_shape import CheckOptions, CheckResult, Verdict, to_record
-from launcher.tools import network_verdict
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import NetworkRecord, ServerLinks
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.site import Site
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.site import Site, network_verdict
+from launcher.tools.site.network_verdict import NetworkRecord, ServerLinks
 from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.plan_case import ASK, judged, up

@@ -27,10 +27,10 @@ from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import EngineFlags
 from launcher.planner.plan_view import plan_rows
 from launcher.planner.weights import GIB
-from launcher.tools import placement
 from launcher.tools.model import shape_of
+from launcher.tools.site import placement
 from tests.planner import models
-from tests.tools.test_placement import cluster as inventory
+from tests.tools.site.test_placement import cluster as inventory
 
 H100 = GpuModel(name="H100", memory_gib=79.18)
 L40S = GpuModel(name="L40S", memory_gib=44.4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.tools.certificates import SECRET_NAMES
+from launcher.tools.shipped.certificates import SECRET_NAMES
 from tests.command_line import INVENTORY, SECRET, Cluster
 
 PLACE = "/run/vlaunch-root"

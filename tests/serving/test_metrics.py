@@ -18,8 +18,7 @@ from launcher.serving.metrics import (
     RankStatus,
     ServerMetrics,
 )
-from launcher.tools import servers
-from launcher.tools.site import Site
+from launcher.tools.site import Site, servers
 from tests import supervision
 from tests.conftest import Load
 

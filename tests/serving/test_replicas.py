@@ -12,7 +12,7 @@ from launcher.core.domain import Inventory, ServeDefaults, ServerSpec
 from launcher.core.errors import PlacementError, RequestError
 from launcher.serving.replicas import choose_numbers, list_members, place_replicas
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests.served import INVENTORY, make_snapshot, request, server_row, uneven
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.core.errors import RequestError
-from launcher.tools import history
 from launcher.tools.host import HostFacts
-from launcher.tools.site import Site
+from launcher.tools.site import Site, history
 from tests.tools.answered import INVENTORY, answer, history_entry
 
 

@@ -15,9 +15,9 @@ from launcher.app.script import render_script
 from launcher.core.errors import RequestError
 from launcher.tools.host import HostFacts
 from launcher.tools.model import query_scans
-from launcher.tools.node_files import plan_files
+from launcher.tools.shipped.node_files import plan_files
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests.golden import check
 from tests.served import (
     BARE,

@@ -10,8 +10,8 @@ from launcher.agent.desired import Policy
 from launcher.core.domain import Backend
 from launcher.tools import vllm
 from launcher.tools.host import Gpu
+from launcher.tools.host.survey import GpuProcess
 from launcher.tools.site import Site
-from launcher.tools.survey import GpuProcess
 from tests.served import (
     BARE,
     INVENTORY,

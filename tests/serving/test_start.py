@@ -11,7 +11,7 @@ from launcher.agent.desired import Policy
 from launcher.core.errors import RequestError
 from launcher.serving.start import Replicas, plan_replicas
 from launcher.serving.start_spec import StartSpec
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests.served import make_snapshot, server_row
 
 SPEC = StartSpec(

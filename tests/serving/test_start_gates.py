@@ -11,8 +11,8 @@ from launcher.core.domain import Inventory
 from launcher.serving.serve_plan import StartPlan
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools.host import Gpu
+from launcher.tools.host.survey import GpuProcess
 from launcher.tools.site import Site
-from launcher.tools.survey import GpuProcess
 from tests.ray_rows import group, table
 from tests.served import (
     BARE,

@@ -14,12 +14,12 @@ from launcher.agent.observed import EndpointHealth
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 from launcher.serving import status
-from launcher.tools import network_verdict as verdict
-from launcher.tools import node_files
-from launcher.tools.node_probes import probe_nodes
-from launcher.tools.ray_judges import try_payload
+from launcher.tools.host.node_probes import probe_nodes
+from launcher.tools.shipped import node_files
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site import network_verdict as verdict
+from launcher.tools.site.ray_judges import try_payload
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests import plan_case as case
 from tests import supervision
 from tests.cluster_status import SECRETS, jobs, query_status, serve
@@ -49,7 +49,7 @@ def test_a_running_cluster_is_healthy(world: World) -> None:
 def test_expiring_certificates_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster is healthy all the same."""
     assert query_status(world).certificates == ""
-    monkeypatch.setattr("launcher.tools.certificates._WARN_BEFORE", timedelta(days=5 * 365))
+    monkeypatch.setattr("launcher.tools.shipped.certificates._WARN_BEFORE", timedelta(days=5 * 365))
     report = query_status(world)
 
     assert report.certificates.endswith("; run `vlaunch up` to renew them")

@@ -16,7 +16,7 @@ from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render_status
 from launcher.tools.host import UnfinishedModel
-from launcher.tools.servers import shown_state
+from launcher.tools.site.servers import shown_state
 from tests import golden, supervision
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,10 +12,9 @@ from launcher.core.check import Finding
 from launcher.core.domain import Answer
 from launcher.core.plan import Gate
 from launcher.serving.stop_plan import judge_stopped, plan_forget, plan_stop
-from launcher.tools import servers
 from launcher.tools.host import HostFacts
-from launcher.tools.servers import Server
-from launcher.tools.site import Site
+from launcher.tools.site import Site, servers
+from launcher.tools.site.servers import Server
 from tests.ray_rows import group, table
 from tests.served import INVENTORY, container, make_snapshot, make_spec, request, server_row
 

@@ -25,9 +25,9 @@ from launcher.core.transport import Command
 from launcher.serving.serve_plan import plan_serve
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.watch import ReadyServer, summary_json, watch_start
-from launcher.tools.placement import choose_placement, narrow_inventory
 from launcher.tools.site import Site
-from launcher.tools.snapshot import ClusterSnapshot
+from launcher.tools.site.placement import choose_placement, narrow_inventory
+from launcher.tools.site.snapshot import ClusterSnapshot
 from tests.fakes import FakeTransport
 from tests.simulated import query
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import compile_cache, host, host_output
+from launcher.tools import compile_cache, host
 from launcher.tools.compile_cache import CompileCache
+from launcher.tools.host import host_output
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Inventory, Secret
 from launcher.tools import containers, docker
 from launcher.tools.docker import ContainerSpec
-from launcher.tools.docker_output import parse_image
+from launcher.tools.docker.docker_output import parse_image
 from launcher.tools.host import Address, HostFacts
 from launcher.tools.site import Site
 from tests import plan_case as case

@@ -14,8 +14,8 @@ import pytest
 from launcher.app.certificates import make_certificate
 from launcher.core import shell
 from launcher.core.domain import Node
-from launcher.tools import host, host_output
-from launcher.tools.host import Gpu, HostFacts
+from launcher.tools import host
+from launcher.tools.host import Gpu, HostFacts, host_output
 
 
 def unfinished_models(home: Path) -> dict[str, str]:

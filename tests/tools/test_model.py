@@ -11,7 +11,7 @@ import pytest
 from launcher.core.domain import Answer, Argv
 from launcher.tools import model
 from launcher.tools.model import shape_of
-from tests.tools.test_placement import LLAMA_70B, MOE
+from tests.tools.site.test_placement import LLAMA_70B, MOE
 
 
 def run(argv: Argv) -> Answer:

@@ -16,9 +16,9 @@ from launcher.cluster.up_inputs import renew_certificates
 from launcher.core import shell
 from launcher.core.domain import Inventory
 from launcher.core.plan import Step
-from launcher.tools import certificates
 from launcher.tools.host import HostFacts
-from launcher.tools.node_files import certificate_stages
+from launcher.tools.shipped import certificates
+from launcher.tools.shipped.node_files import certificate_stages
 from launcher.tools.site import Site
 from tests.containers import container
 
@@ -112,7 +112,9 @@ def test_an_interrupted_renewal_keeps_agents_connected(
     assert (is_renewed(inventory), can_connect(inventory)) == (True, True)
     before = {host.certificates for host in observe(inventory).facts.values()}
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.tools.certificates._RENEW_BEFORE", certificates._RENEW_BEFORE * 99)
+        patch.setattr(
+            "launcher.tools.shipped.certificates._RENEW_BEFORE", certificates._RENEW_BEFORE * 99
+        )
         for _ in range(2):
             steps = plan_steps(inventory)
             assert len(steps) == STEPS

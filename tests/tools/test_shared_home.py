@@ -12,9 +12,10 @@ import pytest
 from launcher.app.certificates import issue_certificates
 from launcher.cluster import secret_files
 from launcher.inventory.load import loads
-from launcher.tools import certificates, diagnosis, host, host_output
-from launcher.tools.host import HostFacts
-from launcher.tools.node_files import certificate_stages
+from launcher.tools import diagnosis, host
+from launcher.tools.host import HostFacts, host_output
+from launcher.tools.shipped import certificates
+from launcher.tools.shipped.node_files import certificate_stages
 from launcher.tools.site import Site
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,7 @@ from launcher import upstream
 from launcher.batch import archive as batch_archive
 from launcher.core.registry import Files
 from launcher.network import archive as network_archive
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 from launcher.upstream import PROGRAMS, entries
 from launcher.upstream.entries import Entry, Rejection, VersionRange
 

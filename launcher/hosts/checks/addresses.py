@@ -15,7 +15,7 @@ from launcher.hosts.check import (
     uniform_value,
 )
 from launcher.tools.host import Address
-from launcher.tools.survey import LOOKUP_DEADLINE, Lookup, Nic
+from launcher.tools.host.survey import LOOKUP_DEADLINE, Lookup, Nic
 
 _NO_IP = "`ip` is not installed; addresses were not compared"
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

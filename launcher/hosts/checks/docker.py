@@ -13,7 +13,7 @@ from launcher.hosts.check import (
     uniform_value,
 )
 from launcher.tools.host import DEADLINE
-from launcher.tools.survey import Survey
+from launcher.tools.host.survey import Survey
 from launcher.upstream.entries import is_version, version_range
 
 # SELinux types that containers may access, by current and former name (container-selinux).

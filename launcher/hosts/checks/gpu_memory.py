@@ -8,7 +8,7 @@ from launcher.core.sizes import format_size
 from launcher.hosts.check import Check, Evidence, Host, per_host, skip_unless_nvidia
 from launcher.tools.docker import GpuAllocation
 from launcher.tools.host import Gpu
-from launcher.tools.survey import GpuProcess
+from launcher.tools.host.survey import GpuProcess
 
 _FOREIGN_MIB = 1024
 _EXCESS_BYTES = 10 * 1024**3  # drivers of a healthy host need less

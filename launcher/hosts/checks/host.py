@@ -18,9 +18,9 @@ from launcher.hosts.check import (
     skip_unless_nvidia,
     ssh_command,
 )
-from launcher.tools import certificates
+from launcher.tools.host.survey import Survey
+from launcher.tools.shipped import certificates
 from launcher.tools.site import Site
-from launcher.tools.survey import Survey
 
 # Seconds. The probe's round trip blurs clocks; above the second bound, logs and token expiry break.
 _WARN_SKEW, _FAIL_SKEW = 2.0, 30.0

@@ -18,7 +18,7 @@ from launcher.hosts.check import (
     skip_without_rdma,
     uniform_value,
 )
-from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
+from launcher.tools.host.survey import Gid, RdmaDevice, RdmaPort, Survey
 
 _Port = tuple[RdmaDevice, RdmaPort]
 

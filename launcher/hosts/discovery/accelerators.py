@@ -9,7 +9,7 @@ from launcher.core.errors import RequestError
 from launcher.hosts.discovery.host_descriptions import annotate_hosts
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.tools.host import Gpu
-from launcher.tools.survey import GpuState
+from launcher.tools.host.survey import GpuState
 
 # Foreign memory in MiB that excludes a GPU; a context takes a few hundred.
 _BUSY_MIB = 1024

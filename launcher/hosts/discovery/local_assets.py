@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from launcher.core import shell, untrusted
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import derived, docker_output
+from launcher.tools.docker import docker_output
+from launcher.tools.shipped import derived
 
 _MARK = "@@stock"
 # Kind, optional number (free KiB or a count), path or name.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.core.domain import Fabric, fold, natural_key
 from launcher.hosts.discovery.host_descriptions import annotate_hosts
 from launcher.hosts.discovery.shape import ScannedHost
-from launcher.tools.survey import RdmaDevice, RdmaPort
+from launcher.tools.host.survey import RdmaDevice, RdmaPort
 
 _LAYERS: dict[str, Fabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 # Soft RoCE and Soft iWARP (names as in rdma-core's documentation) use sockets, so are not faster

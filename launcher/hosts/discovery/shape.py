@@ -7,7 +7,7 @@ from typing import Any
 from launcher.core.domain import Accelerator, Argv, Fabric, Ssh
 from launcher.hosts.discovery.local_assets import LocalAssets
 from launcher.tools.host import HostFacts
-from launcher.tools.survey import Survey
+from launcher.tools.host.survey import Survey
 
 DOCKER: Argv = ("docker",)
 HF_HOME = "/data/huggingface"

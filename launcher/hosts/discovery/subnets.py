@@ -11,7 +11,7 @@ from launcher.core.domain import fold
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.host_descriptions import annotate_hosts, group_names
 from launcher.hosts.discovery.shape import ScannedHost
-from launcher.tools.survey import Nic
+from launcher.tools.host.survey import Nic
 
 # Interfaces created by software; their addresses are often equal on all hosts.
 _SOFTWARE_INTERFACES = (

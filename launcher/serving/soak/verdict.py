@@ -8,7 +8,7 @@ from launcher.agent.observed import Observed
 from launcher.core.sizes import format_duration, format_rate
 from launcher.serving.soak.load import DurationHistogram, LoadGenerator
 from launcher.serving.soak.retransmits import Retransmits
-from launcher.tools.servers import shown_state
+from launcher.tools.site.servers import shown_state
 
 _WIDTH = 200  # characters of a fault
 _HEALTHY = ("answering", "busy", "resting")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 from tests.agent.web import Server
 
 

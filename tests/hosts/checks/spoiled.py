@@ -19,7 +19,7 @@ from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.docker import Image
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir
-from launcher.tools.survey import (
+from launcher.tools.host.survey import (
     Gid,
     GpuState,
     Lookup,

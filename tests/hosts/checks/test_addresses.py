@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.tools.host import Address
-from launcher.tools.survey import Lookup
+from launcher.tools.host.survey import Lookup
 from tests.hosts.checks.spoiled import (
     ETH0,
     ROCE,

@@ -9,10 +9,10 @@ import pytest
 
 from launcher.hosts.checks.catalogue import run_checks
 from launcher.hosts.checks.gpu import tag_cuda
-from launcher.tools import survey_output
 from launcher.tools.docker import Image
-from launcher.tools.parts import Parts
-from launcher.tools.survey import GpuState, NvlinkFabric
+from launcher.tools.host import survey_output
+from launcher.tools.host.parts import Parts
+from launcher.tools.host.survey import GpuState, NvlinkFabric
 from tests.hosts.checks.spoiled import (
     GPU,
     IMAGE,

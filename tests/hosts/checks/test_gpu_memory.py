@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.hosts.checks.gpu_memory import judge_server_memory, warn_gpu_memory
-from launcher.tools.survey import GpuProcess, GpuState
+from launcher.tools.host.survey import GpuProcess, GpuState
 from tests.containers import container
 from tests.hosts.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
 

@@ -13,8 +13,8 @@ from launcher.hosts.checks.catalogue import select_checks
 from launcher.hosts.checks.ports import ports_of
 from launcher.tools import agent_queries, ray
 from launcher.tools.docker import Container
+from launcher.tools.host.survey import Survey
 from launcher.tools.site import Site
-from launcher.tools.survey import Survey
 from tests.containers import container
 from tests.hosts.checks.conftest import Good, Load, first, judge
 

@@ -13,7 +13,7 @@ from launcher.hosts.discovery.local_assets import Home, LocalAssets
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.inventory.load import loads
 from launcher.tools.host import Address, Gpu, HostFacts
-from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
+from launcher.tools.host.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
 
 GIB = 2**30
 BRIDGE = Nic(name="docker0", up=True, mtu=1500, addresses=("172.17.0.1/16",))

@@ -13,7 +13,7 @@ from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.shape import Discovery, InitOptions
 from launcher.inventory.load import loads
 from launcher.tools.docker import GpuAllocation
-from launcher.tools.survey import GpuProcess, GpuState
+from launcher.tools.host.survey import GpuProcess, GpuState
 from tests.hosts.discovery.hosts import gpus, host, nic
 
 BUSY = GpuProcess(gpu="GPU-1", pid=7, name="python3", memory=70000, user="ada")

@@ -14,7 +14,7 @@ from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.inventory.load import loads
-from launcher.tools.survey import Nic, RdmaDevice
+from launcher.tools.host.survey import Nic, RdmaDevice
 from tests.hosts.discovery.hosts import gpus, host, infiniband, roce
 
 ADDRESSES = st.sampled_from(

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.hosts.discovery.rdma import FabricChoice, choose_fabric
 from launcher.hosts.discovery.shape import ScannedHost
-from launcher.tools.survey import GpuState, RdmaDevice
+from launcher.tools.host.survey import GpuState, RdmaDevice
 from tests.hosts.discovery.hosts import host, infiniband, roce
 
 

@@ -10,7 +10,7 @@ from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.hosts.discovery.subnets import SharedNetwork, choose_network
-from launcher.tools.survey import Nic
+from launcher.tools.host.survey import Nic
 from tests.hosts.discovery.hosts import BRIDGE, host, nic
 
 

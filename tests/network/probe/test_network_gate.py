@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.network import archive as network_archive
-from launcher.tools import zipapps
+from launcher.tools.shipped import zipapps
 from tests.network.probe.conftest import FOLDER, PATH
 from tests.ports import free_port
 from tests.ssh import processes

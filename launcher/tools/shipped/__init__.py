@@ -1,0 +1,1 @@
+"""Things sent to nodes: archives, files, certificates, and the build of an image."""
