@@ -82,8 +82,7 @@ def plan_image(
             " registry, not of copied ones",
             hint="use a tag: vlaunch compares the nodes' images in any case",
         )
-    twins = {node: _find_same_image(stores[node], image) for node in receivers}
-    unnamed = {node: twin.id for node, twin in twins.items() if twin is not None}
+    unnamed = _find_unnamed(stores, image, receivers)
     receivers = [node for node in receivers if node not in unnamed]
     common_layers = [_count_common_layers(stores[node], image) for node in receivers]
     return ImagePlan(
@@ -98,9 +97,16 @@ def plan_image(
     )
 
 
-def _find_same_image(store: ImageStore, image: Image) -> Image | None:
-    """Find the same image under another name."""
-    return next((stored for stored in store.images if stored.identity == image.identity), None)
+def _find_unnamed(
+    stores: Mapping[str, ImageStore], image: Image, nodes: Sequence[str]
+) -> dict[str, str]:
+    """Return the image's id on nodes that have it under another name only."""
+    return {
+        node: stored.id
+        for node in nodes
+        for stored in reversed(stores[node].images)
+        if stored.identity == image.identity
+    }
 
 
 def _count_common_layers(store: ImageStore, image: Image) -> int:

@@ -85,27 +85,34 @@ class RayView:
         """Return what a start still waits for (nodes, free GPUs); empty if nothing was missing
         `looks` times in a row.
         """
-        names, needed = self._names, self.ray.gpus
+        names = self._names
         rows = [row for row in self.query_table("nodes") if row["node_ip"] in names]
         living = [row for row in rows if row["state"] == "ALIVE"]
         listening = [row for row in living if self._is_alive(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(listening):
             return "waiting for Ray to detect dead nodes"
-        total = sum(_gpu_count(row.get("resources_total")) for row in listening)
-        if total < needed:
-            missing = names.keys() - {row["node_ip"] for row in listening}
-            nodes = ", ".join(sorted(names[ip] for ip in missing)) or "GPUs"
-            return f"waiting for {nodes} to join Ray: it has {total:g} of {needed:g} GPUs"
-        free = total - self._used_gpus()
-        if free < needed:
-            return f"waiting for {needed:g} free GPUs in Ray; {free:g} are free"
+        if reason := self._gpus_reason(listening):
+            return reason
         before, self._ids = self._ids, sorted(row["node_id"] for row in listening)
         self._steady = steady + 1 if self._ids == before else 1
         if self._steady < looks:
             return "checking that the nodes stay in Ray"
         dead = {row["node_ip"] for row in rows if row["state"] == "DEAD"}
         return self._unreached_reason([row for row in listening if row["node_ip"] in dead])
+
+    def _gpus_reason(self, listening: list[dict[str, Any]]) -> str:
+        """Return which GPUs are missing or in use; empty if there are enough."""
+        names, needed = self._names, self.ray.gpus
+        total = sum(_gpu_count(row.get("resources_total")) for row in listening)
+        if total < needed:
+            missing = names.keys() - {row["node_ip"] for row in listening}
+            nodes = ", ".join(sorted(names[ip] for ip in missing)) or "GPUs"
+            return f"waiting for {nodes} to join Ray: it has {total:g} of {needed:g} GPUs"
+        free = total - self._used_gpus()
+        return (
+            f"waiting for {needed:g} free GPUs in Ray; {free:g} are free" if free < needed else ""
+        )
 
     def _unreached_reason(self, returned: list[dict[str, Any]]) -> str:
         """Return the reason why a start waits for nodes that have returned to Ray."""

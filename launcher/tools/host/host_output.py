@@ -8,9 +8,9 @@ from typing import Any
 from launcher.core import untrusted
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import compile_cache, host
-from launcher.tools.docker import docker_output
+from launcher.tools.docker import Image, docker_output
 from launcher.tools.host import Address, Gpu, HostFacts, StateDir, gpu_survey, survey_output
-from launcher.tools.host.parts import MARK, parse_parts
+from launcher.tools.host.parts import MARK, Parts, parse_parts
 
 _FOLDER = re.compile(r"/(run|run/user/[0-9]+|dev/shm)/vlaunch-[^/]+/[^/]+")
 
@@ -63,18 +63,12 @@ def _parse_facts(text: str) -> HostFacts:
         docker_version=parse("docker", _parse_version),
         runtimes=tuple(sorted((info.get("Runtimes") or {}).keys())),
         log_driver=str(info.get("LoggingDriver") or ""),
-        # Podman's socket reports its name; its `docker` command has another format of `info`.
-        podman='"Podman Engine"' in (output_if_ok("docker") or "")
-        or ("host" in info and "store" in info),
+        podman=_is_podman(info, output_if_ok("docker") or ""),
         security=_security_options(info),
         state=parse("state", _parse_state_dir),
         selinux=parse("selinux", _parse_labels),
         toolkit=bool(output("toolkit").strip()),
-        images={
-            name.removeprefix("image "): parse(name, docker_output.parse_image)
-            for name in parts
-            if name.startswith("image ")
-        },
+        images=_parse_images(parts),
         containers=docker_output.parse_containers(output("containers")),
         gpu_allocations=docker_output.parse_gpu_allocations(output("given")),
         compile_cache=compile_cache.parse_cache(output_if_ok("compiled")),
@@ -84,6 +78,19 @@ def _parse_facts(text: str) -> HostFacts:
         timed_out_parts=frozenset(name for name, (_, code) in parts.items() if code in (124, 137)),
         survey=survey_output.parse_survey(parts, info),
     )
+
+
+def _is_podman(info: dict[str, Any], version: str) -> bool:
+    # Podman's socket reports its name; its `docker` command has another format of `info`.
+    return '"Podman Engine"' in version or ("host" in info and "store" in info)
+
+
+def _parse_images(parts: Parts) -> dict[str, Image | None]:
+    """Return the queried images by name; None for one that the node lacks."""
+    names = [name for name in parts if name.startswith("image ")]
+    return {
+        name.removeprefix("image "): parts.parse(name, docker_output.parse_image) for name in names
+    }
 
 
 def evidence_without_token(text: str) -> str:
