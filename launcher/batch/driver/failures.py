@@ -46,11 +46,15 @@ def explain(problem: BaseException, mode: str) -> Failed:
     return match_failure(text, mode) or describe_unknown(problem, text)
 
 
-def match_failure(text: str, mode: str) -> Failed | None:
-    """Return the known failure in a text, if any."""
+def match_failure(text: str, mode: str, *, certain: bool = False) -> Failed | None:
+    """Return the known failure in a text, if any; with `certain`, none that is only possible, such
+    as a warning before a process was killed.
+    """
     lines = text.splitlines()
     match = first_failure(lines, mode=mode)
     if match is None or match.failure.kind == "effect":
+        return None
+    if certain and match.failure.kind == "possible":
         return None
     evidence = find_evidence(lines[match.line :], max(3, match.failure.lines))
     return Failed(match.cause, evidence, match.choose_fix(mode=mode))

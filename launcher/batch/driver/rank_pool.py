@@ -229,7 +229,7 @@ class RankPool:
         rank = first_failed(lost, logs)
         problem, lines = lost[rank], logs[rank]
         gone, text = is_process_gone(problem), describe_exception(problem)
-        failure = failures.match_failure("\n".join([text, *lines]), self.job.mode)
+        failure = failures.match_failure("\n".join([text, *lines]), self.job.mode, certain=True)
         reasons = {number: describe_failure(lost[number], logs[number]) for number in lost}
         if failure:
             cause_text, hint = failure.message, failure.hint

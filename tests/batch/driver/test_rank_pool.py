@@ -315,6 +315,20 @@ def test_a_dead_rank_explains_the_rank_that_lost_it(ray: Ray, progress: Progress
     assert "run the job again" in failed.value.hint
 
 
+def test_a_warning_is_no_cause_of_a_killed_rank(ray: Ray, progress: Progress) -> None:
+    """vLLM continues after it; the log of a killed process ends anywhere."""
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
+    ray.results = {
+        ("two", "answer"): Ref(Died("The actor is dead.\nWorker unexpectedly exits.")),
+        ("two", "read_tail"): Ref(["WARNING utils.cpp:76 numa_migrate_pages failed. errno: 1"]),
+    }
+    pool.submit(1, None, [])
+
+    with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 ended: its process was killed"):
+        pool.finished()
+
+
 def test_a_recognized_cause_is_explained(ray: Ray, progress: Progress) -> None:
     """It may be in the log only; the engine's failure adds no information."""
     pool = hired(progress)
