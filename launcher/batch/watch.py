@@ -187,7 +187,7 @@ class _JobWatcher:
 
     def _wait_event(self, now: float) -> Event:
         progress = self._progress
-        if self._contact.is_lost:
+        if self._contact.lost_since is not None:
             text = "the head does not respond"
         elif progress.state == "running":
             text = progress_text.progress_line(progress)
@@ -195,7 +195,7 @@ class _JobWatcher:
             text = progress_text.state_text(progress.state) + (
                 f": {progress.text}" if progress.text else ""
             )
-        running = progress.state == "running" and not self._contact.is_lost
+        running = progress.state == "running" and self._contact.lost_since is None
         return Event(
             kind="wait",
             stage=_STAGE,

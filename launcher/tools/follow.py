@@ -12,15 +12,10 @@ LOST_AFTER = 45.0  # seconds without an answer: a connection may recover
 
 @dataclass(kw_only=True)
 class Contact:
-    """Contact with a process; unreachable means unknown, not dead."""
+    """Contact with a process, lost if `lost_since` is set; unreachable is unknown, not dead."""
 
     clock: Callable[[], float]
     lost_since: float | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """True if the last query had no answer."""
-        return self.lost_since is not None
 
     def restore(self) -> None:
         """Note an answer."""
