@@ -61,7 +61,7 @@ def job_from_flags(options: Mapping[str, Any], folder: Path) -> CheckedJob:
     ]
     if problems or job_file is None:
         raise _job_error(problems)
-    if options.get("name"):
+    if ("job",) in where:
         return job_file
     return replace(job_file, job=f"{_base_name(job_file)}-{_flags_digest(job_file)[:8]}")
 

@@ -172,7 +172,9 @@ class _RemoteOutput:
             (answer,) = self._transport.run([command])
             try:
                 job_store.parse_answer(answer)
-                return job_store.parse_outputs(self.head, self._read_list())
+                outputs = job_store.parse_outputs(self.head, self._read_list())
+                self._contact.restore()
+                return outputs
             except UnreadableAnswer as error:
                 # Only silence is temporary: an unreadable answer would repeat.
                 self._wait(error, temporary=answer.code == 255)

@@ -52,7 +52,7 @@ def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten_item(key: str, value: Any) -> dict[str, Any]:
-    if key.endswith("args"):
+    if key.endswith("args") and isinstance(value, dict):
         return {f"{key}.{name}": item for name, item in value.items()}
     if key == "prompt.chat":
         value = [f"{message['role']}: {message['content']}" for message in value]
@@ -86,8 +86,14 @@ def job_identity(job: Job, files: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that may change between runs, flat, by their job file keys."""
-    return {key: value for key, value in flatten(spec).items() if is_tuning(key)}
+    """Return the settings that may change between runs, by dotted key.
+
+    Args:
+        spec: `job.json`, perhaps from a node: other sections may have any form.
+    """
+    sections = {key.partition(".")[0] for key in TUNING} & spec.keys()
+    flat = flatten({section: spec[section] for section in sections})
+    return {key: value for key, value in flat.items() if is_tuning(key)}
 
 
 def identity_digest(identity: dict[str, Any]) -> str:

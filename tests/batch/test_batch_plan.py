@@ -22,7 +22,7 @@ from launcher.batch.batch_plan import (
 )
 from launcher.batch.driver.progress import Progress
 from launcher.batch.flags import job_from_file
-from launcher.batch.identity import diff_identity
+from launcher.batch.identity import diff_identity, tuning_values
 from launcher.batch.inputs import ShippedFile, read_shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import JobEntry
@@ -426,3 +426,12 @@ def test_differences_are_sanitized() -> None:
 
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
+
+
+def test_the_settings_of_a_broken_job_are_those_that_can_be_read() -> None:
+    """`job.json` of a node may have any form."""
+    engine = {"tp": 2, "args": [1]}
+    assert tuning_values({"prompt": {"chat": [1]}, "engine": engine, "limits": "x"}) == {
+        "engine.tp": 2,
+        "limits": "x",
+    }

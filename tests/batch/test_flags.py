@@ -126,6 +126,7 @@ def test_any_key_can_be_set(folder: Path) -> None:
     assert (job.limits.errors, job.sampling.stop, job.engine.order) == (3, ("a",), "given")
     assert job.data_parallel is not None
     assert (job.data_parallel.size, job.data_parallel.timeout) == (2, 9)
+    assert _job(folder, set=("job=mine",)).name == "mine"
     assert (job.write.seconds, job.read.id) == (5, "id")
 
 

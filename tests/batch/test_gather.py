@@ -88,6 +88,21 @@ def test_a_connection_may_break(tmp_path: Path) -> None:
     assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
+def test_every_query_may_fail_for_a_while(tmp_path: Path) -> None:
+    """The time limit starts again after an answer."""
+    reads: list[str] = []
+
+    def breaking(path: str) -> Iterator[bytes]:
+        reads.append(path)
+        if len(reads) <= 15 or len(reads) in range(17, 41):
+            raise NodeError("n1", "the connection was lost")
+        yield from read(path)
+
+    run(tmp_path, breaking)
+
+    assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
+
+
 @pytest.mark.parametrize("breaks", [1, 1000])
 def test_a_long_file_is_read_again(tmp_path: Path, breaks: int) -> None:
     """After minutes of progress, too; not for ever if every try ends at the same byte."""
