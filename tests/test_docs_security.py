@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import job_spec
+from launcher.batch.checked_job import CheckedJob, Source
 from launcher.batch.job import DataParallel, Read, Write
-from launcher.batch.shape import CheckedJob, Source
 from launcher.core.domain import Ports, SecretSource
 from launcher.export.firewall import MP_PORTS
 from launcher.hosts.checks.ports import DYNAMIC_PORTS

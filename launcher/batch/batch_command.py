@@ -24,10 +24,10 @@ from launcher.batch.batch_plan import (
     plan_batch,
     query_entry,
 )
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import job_spec
 from launcher.batch.output_folder import OutputFolder
-from launcher.batch.shape import CheckedJob
 from launcher.batch.watch import WatchedJob, progress_data, watch_job
 from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from launcher.app.options import DP_FLAGS
-from launcher.batch.shape import CheckedJob
+from launcher.batch.checked_job import CheckedJob
 from launcher.inventory.mistakes import YamlPath
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.batch import job_store, preconditions, progress_text
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.identity import diff_identity, tuning_values
 from launcher.batch.inputs import ShippedFile
-from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate

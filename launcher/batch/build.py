@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.batch import inputs, rules
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.draft import Draft
 from launcher.batch.job import Job, Prompt, Sampling
 from launcher.batch.job_paths import PathBounds
-from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.inventory.engine_args import python_name
 

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.batch import inputs, job_paths
+from launcher.batch.checked_job import Source
 from launcher.batch.inputs import MAX_CODE_BYTES, MAX_FILES
 from launcher.batch.job import Job
 from launcher.batch.job_paths import PathBounds, PathError, quote_path
 from launcher.batch.job_values import Mode
-from launcher.batch.shape import Source
 from launcher.core.similar import did_you_mean
 from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value

@@ -12,12 +12,12 @@ from typing import Any
 
 from launcher.batch import build, inputs, job_paths, rules
 from launcher.batch.batch_flags import FLAGS, SET, flag_name
+from launcher.batch.checked_job import HINT, CheckedJob, JobError, count_mistakes, mistakes_error
 from launcher.batch.draft import Draft, draft_job
 from launcher.batch.identity import identity_digest, is_tuning
 from launcher.batch.job import SHORT_FORMS
 from launcher.batch.job_paths import PathBounds, PathError
 from launcher.batch.job_spec import identity_of
-from launcher.batch.shape import HINT, CheckedJob, JobError, count_mistakes, mistakes_error
 from launcher.inventory import document
 from launcher.inventory.document import Document
 from launcher.inventory.engine_args import python_name

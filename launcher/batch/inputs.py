@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from launcher.batch.checked_job import CheckedJob, Source
 from launcher.batch.driver.storage import ABOUT_DATASET
 from launcher.batch.job_paths import PathBounds, PathError, quote_path, split_pattern
 from launcher.batch.job_values import Format
-from launcher.batch.shape import CheckedJob, Source
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import describe_value
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.batch.shape import Source
+from launcher.batch.checked_job import Source
 from launcher.core import secret_patterns
 from launcher.inventory.mistakes import describe_value
 

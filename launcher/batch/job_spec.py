@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.identity import identity_digest, job_identity
 from launcher.batch.inputs import ShippedFile
 from launcher.batch.job import VERSION, Job, PlacedJob, RankHost, to_json
-from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from launcher.batch.checked_job import CheckedJob, JobError
 from launcher.batch.job import Predict
-from launcher.batch.shape import CheckedJob, JobError
 from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
 

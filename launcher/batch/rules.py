@@ -7,9 +7,9 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.batch import inputs
+from launcher.batch.checked_job import Source
 from launcher.batch.draft import Draft
 from launcher.batch.job import RESULT_COLUMNS, Prompt
-from launcher.batch.shape import Source
 from launcher.core import secret_patterns
 from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_name
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, did_you_mean, format_key

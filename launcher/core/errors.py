@@ -4,7 +4,7 @@
   * RequestError          exit 2  invalid request; nothing changed
     * InventoryError              all mistakes in an inventory, with their lines
     * JobError                    all mistakes in a batch job, with their lines
-      (`launcher/batch/shape.py`)
+      (`launcher/batch/checked_job.py`)
     * PlacementError              TP × PP × model does not fit this cluster
   * NodeError                     a command failed on one or more nodes
     * ConnectError                no connection or no SSH login

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.batch.checked_job import CheckedJob, JobError
 from launcher.batch.flags import job_from_file
-from launcher.batch.shape import CheckedJob, JobError
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads as load_inventory
 

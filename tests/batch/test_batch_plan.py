@@ -20,13 +20,13 @@ from launcher.batch.batch_plan import (
     BatchStart,
     plan_batch,
 )
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.driver.progress import Progress
 from launcher.batch.flags import job_from_file
 from launcher.batch.identity import diff_identity, tuning_values
 from launcher.batch.inputs import ShippedFile, read_shipped
 from launcher.batch.job_spec import job_spec
 from launcher.batch.job_store import JobEntry
-from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.core.plan import Gate

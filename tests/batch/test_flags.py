@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.batch import flags
+from launcher.batch.checked_job import CheckedJob, JobError
 from launcher.batch.flags import job_from_file, job_name
 from launcher.batch.job import Limits, Message, Prompt, Sampling
-from launcher.batch.shape import CheckedJob, JobError
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
 GOOD = """\

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.batch.checked_job import CheckedJob, JobError
 from launcher.batch.flags import job_from_file
 from launcher.batch.job import Job
-from launcher.batch.shape import CheckedJob, JobError
 from launcher.inventory.schema import fields_of
 from tests import fuzz
 

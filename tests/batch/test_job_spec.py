@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.batch import inputs, job_spec
+from launcher.batch.checked_job import CheckedJob
 from launcher.batch.driver.job_file import read_job
 from launcher.batch.job import to_json
-from launcher.batch.shape import CheckedJob
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 from launcher.ssh import output

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.batch import preconditions
-from launcher.batch.shape import JobError
+from launcher.batch.checked_job import JobError
 from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
 from tests.batch.conftest import Load
