@@ -28,7 +28,7 @@ def floors() -> dict[str, int]:
     }
 
 
-def named_packages(source: str, package: str) -> Iterator[str]:
+def named_packages(source: str) -> Iterator[str]:
     """Yield the other packages that strings and joined paths of a module name."""
     tree = ast.parse(source)
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
@@ -73,7 +73,7 @@ def _named_by_join(node: ast.BinOp | ast.Call, folders: set[str]) -> Iterator[st
 def upward_paths(source: str, package: str) -> list[str]:
     """Return the packages that a module names and may not import."""
     floor = floors()
-    named = set(named_packages(source, package)) & PACKAGES - {package}
+    named = set(named_packages(source)) & PACKAGES - {package}
     return sorted(name for name in named if floor[name] >= floor[package])
 
 
@@ -104,6 +104,6 @@ def test_a_path_to_another_package_counts_as_an_import() -> None:
         ('"""Text about `launcher/lab/image.py`."""', "tools", []),
     ],
 )
-def test_such_paths_are_found(source: str, package: str, named: list[str]) -> None:
+def test_such_paths_are_reported(source: str, package: str, named: list[str]) -> None:
     """In joined paths, patterns, modules by name and archives; not in docstrings."""
     assert upward_paths(source, package) == named
